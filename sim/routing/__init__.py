@@ -1,0 +1,1 @@
+"""Reading guide to be written."""

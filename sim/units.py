@@ -1,0 +1,69 @@
+"""Quantities as a person writes them: the type carries the unit, so the key need not.
+
+Inside, there is one unit each: seconds and bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le
+from pydantic import BeforeValidator, WithJsonSchema
+
+SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]+)")
+
+
+def _parse(value: object, noun: str, example: str, units: dict[str, float]) -> float:
+    match = _QUANTITY.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None or match[2] not in units:
+        known = f"{', '.join(list(units)[:-1])} or {list(units)[-1]}"
+        shown = (
+            f"'{value}'"
+            if isinstance(value, str)
+            else "true"
+            if value is True
+            else "false"
+            if value is False
+            else value
+        )
+        raise ValueError(f"expected {noun} such as '{example}': a number and one of {known} (got {shown})")
+    return float(match[1]) * units[match[2]]
+
+
+def parse_duration_s(value: object) -> float:
+    """Read ``'30s'``, ``'1.5min'`` as seconds; raises ValueError."""
+    return _parse(value, "a duration", "30s", SECONDS)
+
+
+def parse_bytes(value: object) -> int:
+    """Read ``'96GiB'`` as bytes; raises ValueError."""
+    return round(_parse(value, "a size", "96GiB", {unit: float(size) for unit, size in BYTES.items()}))
+
+
+def format_duration(seconds: float) -> str:
+    """Write seconds back in the largest unit that gives a short exact number: ``'30min'``."""
+    for unit in ("h", "min", "s", "ms", "us"):
+        amount = seconds / SECONDS[unit]
+        if amount >= 1 and float(f"{amount:.6g}") == amount and amount == round(amount, 3):
+            return f"{amount:g}{unit}"
+    return f"{seconds:g}s"
+
+
+_duration_schema = WithJsonSchema(
+    {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?\s*(us|ms|s|min|h)\s*$"}
+)
+
+Duration = Annotated[float, Ge(0), BeforeValidator(parse_duration_s), _duration_schema]
+PositiveDuration = Annotated[float, Gt(0), BeforeValidator(parse_duration_s), _duration_schema]
+Bytes = Annotated[
+    int,
+    Gt(0),
+    BeforeValidator(parse_bytes),
+    WithJsonSchema({"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?\s*(B|KiB|MiB|GiB|TiB)\s*$"}),
+]
+Rate = Annotated[float, Gt(0)]
+Share = Annotated[float, Ge(0), Le(1)]
+Count = Annotated[int, Ge(1)]
