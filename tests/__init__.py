@@ -1,0 +1,1 @@
+"""The tests; `tests.helpers` holds what several of them share."""

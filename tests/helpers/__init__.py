@@ -1,0 +1,1 @@
+"""What several tests share: builders, checks, small fakes."""
