@@ -5,7 +5,7 @@
 PYTHON ?=
 ARGS ?=
 PY := .venv/bin/python
-PIP_INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP_INSTALL := $(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt
 PYTEST := $(PY) -m pytest -n 2
 
 .PHONY: help demo test check stats bench golden schema clean
@@ -31,7 +31,7 @@ check: .venv/.dev-stamp
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy --strict
-	.venv/bin/lint-imports
+	.venv/bin/lint-imports --no-logo
 
 stats: .venv/.dev-stamp
 	$(PYTEST) -m stats --seed-root=fresh --hypothesis-profile=fresh $(ARGS)
