@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import numpy as np
+from annotated_types import MinLen
 from numpy.typing import NDArray
 
 from sim.registry import Registry
@@ -20,11 +21,25 @@ POLICIES = Registry("policy", "dspark_sim.policies")
 Reads = Literal["past", "own_token"]
 
 
+#: ``block``: drafts its whole trained block in one pass; ``chain``: drafts token after token, as many as asked.
+DrafterKind = Literal["block", "chain"]
+
+
 class Verifier(Protocol):
     """Chooses lengths step after step; may remember earlier steps of its own replica."""
 
+    def draft_length(self, requests: int, trained_length: int) -> int:
+        """Return the draft tokens to propose in each of ``requests`` requests; 0: no drafting in this step.
+
+        Called once a step, before anything is drafted. A block drafter always drafts its trained block; a
+        chain drafter drafts exactly this many.
+        """
+        ...
+
     def verify_lengths(self, confidence: Confidence, steps_per_s: Rates) -> Lengths:
         """Choose each request's verification length.
+
+        Called once in every step that drafts.
 
         Parameters
         ----------
@@ -32,7 +47,7 @@ class Verifier(Protocol):
             Chance that a draft token is accepted, given that its prefix was; requests in order of admission.
         steps_per_s : array [at least requests * (1 + draft_length) + 1]
             ``steps_per_s[b]`` is the engine's rate at a batch of ``b`` tokens, with this step's draft time, requests,
-            context and prefill. Index 0 is infinite and of no use.
+            context and prefill; 0 where the engine cannot run such a batch. Index 0 is infinite and of no use.
 
         Returns
         -------
@@ -52,7 +67,10 @@ class Policy(Protocol):
     `sim.verify.check` in the tests. ``sees_outcome``: it is given the outcome in place of a confidence.
     """
 
-    kind: str
+    @property
+    def kind(self) -> str:
+        """Name in the registry."""
+        ...
 
     @property
     def drafter(self) -> str | None:
@@ -74,12 +92,12 @@ class Policy(Protocol):
         """Whether the outcome is shown to it; True for the oracle alone."""
         ...
 
-    def draft_length(self, requests: int, trained_length: int) -> int:
-        """Return the draft tokens to propose in each of ``requests`` requests; 0: no drafting in this step.
+    def check_drafter(self, trained_length: int, kind: DrafterKind) -> None:
+        """Raise `ValueError`, naming key, value and what is allowed, where the drafter cannot do what is asked."""
+        ...
 
-        Called before anything is drafted. A block drafter always drafts its trained block; a chain
-        drafter drafts exactly this many.
-        """
+    def draft_length(self, requests: int, trained_length: int) -> int:
+        """Return what `Verifier.draft_length` returns where nothing is remembered."""
         ...
 
     def start(self) -> Verifier:
@@ -88,10 +106,39 @@ class Policy(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drafting:
-    """What policies that draft have in common; the defaults suit DSpark's drafter."""
+class Blind:
+    """What policies have in common that draft, but look at no confidence."""
 
-    drafter: str | None = "dspark"
+    drafter: Annotated[str, MinLen(1)] = "dspark"
+
+    @property
+    def confidence(self) -> Literal["calibrated", "raw"]:
+        """Of no account here."""
+        return "calibrated"
+
+    @property
+    def lossless_with(self) -> frozenset[Reads]:
+        """Safe with every confidence, since none is looked at."""
+        return frozenset({"past", "own_token"})
+
+    @property
+    def sees_outcome(self) -> bool:
+        """Only the oracle does."""
+        return False
+
+    def check_drafter(self, trained_length: int, kind: DrafterKind) -> None:
+        """Any drafter will do."""
+
+    def draft_length(self, requests: int, trained_length: int) -> int:
+        """Draft the whole trained block."""
+        return trained_length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafting:
+    """What policies have in common that read a confidence; the defaults suit DSpark's drafter."""
+
+    drafter: Annotated[str, MinLen(1)] = "dspark"
     confidence: Literal["calibrated", "raw"] = "calibrated"
 
     @property
@@ -104,6 +151,39 @@ class Drafting:
         """Only the oracle does."""
         return False
 
+    def check_drafter(self, trained_length: int, kind: DrafterKind) -> None:
+        """Any drafter will do."""
+
     def draft_length(self, requests: int, trained_length: int) -> int:
         """Draft the whole trained block."""
         return trained_length
+
+
+def check_within_block(key: str, length: int, trained_length: int, kind: DrafterKind) -> None:
+    """Raise `ValueError` where a block drafter is asked for more than it was trained to draft."""
+    if kind == "block" and length > trained_length:
+        raise ValueError(f"{key}: expected at most the drafter's trained block of {trained_length} (got {length})")
+
+
+def checked_offer(confidence: Confidence, steps_per_s: Rates) -> tuple[Confidence, Rates]:
+    """Return both as the kernels want them: C-contiguous float64.
+
+    Raises `ValueError` where a confidence is no chance (NaN above all) or the rates end before the largest batch.
+    """
+    # Imported where it is used, here and in the policies: numba takes longer to load than a scenario to check.
+    from sim.verify import kernels
+
+    confidence = np.ascontiguousarray(confidence, np.float64)
+    steps_per_s = np.ascontiguousarray(steps_per_s, np.float64)
+    if confidence.ndim != 2:
+        raise ValueError(f"confidence: expected an array [requests, draft_length] (got {confidence.ndim} dimensions)")
+    if not kernels.is_chance(confidence):
+        wrong = np.argwhere(~((confidence >= 0) & (confidence <= 1)))[0]
+        request, position = int(wrong[0]), int(wrong[1])
+        raise ValueError(
+            f"confidence[{request}, {position}]: expected a chance in 0..1 (got {confidence[request, position]})"
+        )
+    needed = confidence.shape[0] * (1 + confidence.shape[1]) + 1
+    if steps_per_s.ndim != 1 or steps_per_s.size < needed:
+        raise ValueError(f"steps_per_s: expected at least {needed} rates, index 0 included (got {steps_per_s.size})")
+    return confidence, steps_per_s
