@@ -13,14 +13,15 @@ A round, as the loop drives it::
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from decoder.errors import Fault, RequestError
 from decoder.sampling import DraftSampler
+from sim.verify.base import Reads
 
-Reads = Literal["past", "own_token"]
+__all__ = ["Drafter", "Reads", "RequestDrafter", "check_length"]
 
 
 class RequestDrafter(Protocol):

@@ -318,7 +318,7 @@ class Decoder:
         running = [generation for generation in running if not generation.finished and generation.cache is not None]
         length = 0
         if self.drafter is not None and running:
-            length = self.policy.draft_length(len(running), self.drafter.trained_length)
+            length = self._verifier.draft_length(len(running), self.drafter.trained_length)
             check_length(self.drafter, length)
         blocks = []
         for generation in running:
@@ -499,4 +499,7 @@ def check_policy(policy: Policy, drafter: Drafter | None) -> None:
                 f"'{drafter.confidence_reads}' (proven: {proven})"
             )
         )
-    check_length(drafter, policy.draft_length(1, drafter.trained_length))
+    try:
+        policy.check_drafter(drafter.trained_length, "chain" if drafter.chained else "block")
+    except ValueError as fault:
+        raise RequestError(Fault(f"policy '{policy.kind}' with a {drafter.kind} drafter: {fault}")) from None
