@@ -7,10 +7,10 @@ import logging
 import sys
 from pathlib import Path
 
-from profiles.recipes.catalogue import PROFILES
-from profiles.recipes.sources import Shared
 from profiles.errors import Fault, InputError, exit_code_of
 from profiles.files import SHIPPED, save_profile
+from profiles.recipes.catalogue import PROFILES
+from profiles.recipes.sources import Shared
 
 log = logging.getLogger("profiles.build")
 
