@@ -21,8 +21,8 @@ LENGTHS = Registry("lengths kind", "dspark_sim.lengths")
 class RequestTable:
     """Offered requests in order of arrival, a row each; arrays are read-only.
 
-    ``arrived_s``: ascending, from the start of the run; ``prompt_tokens``, ``output_tokens``: at least 1; ``domain``: index
-    into ``domains``; ``tenant``: index into ``tenants``.
+    ``arrived_s``: ascending, from the start of the run; ``prompt_tokens``, ``output_tokens``: at least 1; ``domain``:
+    index into ``domains``; ``tenant``: index into ``tenants``.
     """
 
     arrived_s: Floats
