@@ -25,7 +25,8 @@ class Provenance(Section):
     """Where a value comes from: nothing in a profile stands without one.
 
     ``origin``: ``measured`` on hardware by us, ``fitted`` to data, ``transcribed`` from a publication, ``derived`` by
-    calculation from such, or ``assumed``; an assumption needs its ``reason``.
+    calculation from such, or ``assumed``; an assumption needs its ``reason``. Beside another origin, ``reason`` says
+    which assumption the value still rests on.
     """
 
     origin: Literal["measured", "fitted", "transcribed", "derived", "assumed"]

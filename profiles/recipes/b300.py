@@ -74,9 +74,8 @@ def build_b300(shared: Shared) -> Profile:
     return Profile(
         format="dspark-profile/1",
         name="engines/v4_flash_b300_tp4",
-        description="DeepSeek V4-Flash on 4 x B300 under vLLM: measured verify and draft times, jagged, with the CUDA "
-        "graph limit "
-        "at 1,024 tokens and the cliff behind it.",
+        description="DeepSeek V4-Flash on 4 x B300 under vLLM: measured verify and draft times, jagged, with the "
+        "CUDA graph limit at 1,024 tokens and the cliff behind it.",
         step_time=StepTime(
             verify=TableCurve(
                 segments=(
@@ -86,10 +85,8 @@ def build_b300(shared: Shared) -> Profile:
                 beyond="refuse",
                 provenance=_measured(
                     "median of 5 replays a size, not smoothed: 15 of 82 steps along the graph sizes go down. Batches "
-                    "are padded to the "
-                    "next graph size up to 1,024 tokens; larger ones run eagerly, and up to 1,536 tokens cost what "
-                    "1,536 do. "
-                    "8,192 tokens of context a request, so what context costs is not known"
+                    "are padded to the next graph size up to 1,024 tokens; larger ones run eagerly, and up to 1,536 "
+                    "tokens cost what 1,536 do. 8,192 tokens of context a request, so what context costs is not known"
                 ),
             ),
             prefill=PrefillAsVerify(
@@ -97,8 +94,8 @@ def build_b300(shared: Shared) -> Profile:
                     origin="assumed",
                     source=cite(B300),
                     reason="prefill was not measured; prompt tokens run through the same layers, and the eager rows "
-                    "reach 16,384 tokens a "
-                    "step, so they are charged as batch tokens (eager steps carry host time: short chunks may be dear)",
+                    "reach 16,384 tokens a step, so they are charged as batch tokens (eager steps carry host time: "
+                    "short chunks may be dear)",
                 )
             ),
             draft={
@@ -134,9 +131,8 @@ def build_b300(shared: Shared) -> Profile:
                 provenance=Provenance(
                     origin="assumed",
                     reason="not in the measurement. The public description (43 layers, FP8 entries of 512 values, "
-                    "every second layer "
-                    "compressed 4x with an FP4 index, the others 128x) comes to about 3.4 kB a token. Tensor parallel "
-                    "GPUs each hold a copy: give the memory of one",
+                    "every second layer compressed 4x with an FP4 index, the others 128x) comes to about 3.4 kB a "
+                    "token. Tensor parallel GPUs each hold a copy: give the memory of one",
                 ),
             ),
             max_context_tokens=SourcedCount(

@@ -179,38 +179,37 @@ def _nodes() -> tuple[Floats, Floats]:
 
 def spread_of(fit: ConfidenceFit, borrowed_by: str | None) -> Spread:
     """Make the spread section; ``borrowed_by`` names who borrows it, None for what figure 6 is about."""
-    source = cite(PRINTED, RELIABILITY, HISTOGRAM)
-    found = (
-        "fitted to the printed AUCs .818 .812 .864 .907 of positions 1, 3, 5, 7 (the law gives "
-        f"{_list(fit.model_auc)}); what a block shares is taken to be the request's, though it may be a stretch of "
-        f"its text"
+    shared = "what a block shares is taken to be the request's, though it may be a stretch of its text"
+    borrowed = f"no spread is published for {borrowed_by}: that of Qwen3-4B, DSpark, Alpaca is used"
+    return Spread(
+        request_sd=fit.request_sd,
+        token_sd=fit.token_sd,
+        provenance=Provenance(
+            origin="fitted" if borrowed_by is None else "assumed",
+            source=cite(PRINTED, RELIABILITY, HISTOGRAM),
+            note="fitted to the printed AUCs .818 .812 .864 .907 of positions 1, 3, 5, 7 in figure 6; the law gives "
+            f"{_list(fit.model_auc)}",
+            reason=shared if borrowed_by is None else f"{borrowed}; {shared}",
+        ),
     )
-    if borrowed_by is None:
-        provenance = Provenance(origin="fitted", source=source, note=found)
-    else:
-        reason = (
-            f"no spread is published for {borrowed_by}: that of Qwen3-4B, DSpark, Alpaca is used (figure 6), {found}"
-        )
-        provenance = Provenance(origin="assumed", source=source, reason=reason)
-    return Spread(request_sd=fit.request_sd, token_sd=fit.token_sd, provenance=provenance)
 
 
 def trained_head_of(fit: ConfidenceFit, length: int, borrowed_by: str | None) -> ConfidenceQuality:
     """Make the confidence section of a trained head; ``borrowed_by`` as in `spread_of`."""
-    source = cite(RELIABILITY, HISTOGRAM)
-    found = (
-        "temperatures give the mean raw score at positions 1, 3, 5, 7 (hidden positions as the next shown one); the "
-        "reliability curves then "
-        f"differ by {_list(fit.reliability_rms)} rms. Noise independent by token looks like chance itself: not "
-        f"identifiable, set to 0"
+    noise = "noise that is independent by token looks like chance itself: not identifiable, set to 0"
+    borrowed = f"no confidence is published for {borrowed_by}: that of Qwen3-4B, DSpark, Alpaca is used"
+    return ConfidenceQuality(
+        noise_sd=0.0,
+        raw_temperature=fit.raw_temperature[:length],
+        provenance=Provenance(
+            origin="fitted" if borrowed_by is None else "assumed",
+            source=cite(RELIABILITY, HISTOGRAM),
+            note="temperatures that give figure 6's mean raw score at positions 1, 3, 5, 7 (a hidden position has "
+            "that of the next shown one); the reliability curves before calibration then differ by "
+            f"{_list(fit.reliability_rms)} rms",
+            reason=noise if borrowed_by is None else f"{borrowed}; {noise}",
+        ),
     )
-    if borrowed_by is None:
-        provenance = Provenance(origin="fitted", source=source, note=found)
-    else:
-        reason = f"no confidence is published for {borrowed_by}: that of Qwen3-4B, DSpark, Alpaca is used (figure 6): "
-        f"{found}"
-        provenance = Provenance(origin="assumed", source=source, reason=reason)
-    return ConfidenceQuality(noise_sd=0.0, raw_temperature=fit.raw_temperature[:length], provenance=provenance)
 
 
 def _list(values: tuple[float, ...]) -> str:

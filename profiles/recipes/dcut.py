@@ -77,16 +77,14 @@ def build_qwen3_8b_h20(shared: Shared) -> Profile:
     source = cite(DCUT_STEPS, DCUT_THROUGHPUT)
     fitted = (
         "verify(B) + a R + d R (drafting) to the 20 step rows and the 5 rows of none (seconds = requests / "
-        "throughput), all at "
-        f"temperature 0: relative residuals {split.rms:.1%} rms, {split.worst:.1%} worst"
+        f"throughput), all at temperature 0: relative residuals {split.rms:.1%} rms, {split.worst:.1%} worst"
     )
     per_token_s = float((split.verify_s[-1] - split.verify_s[-2]) / (KNOTS[-1] - KNOTS[-2]))
     return Profile(
         format="dspark-profile/1",
         name="engines/qwen3_8b_h20",
         description="Qwen3-8B (bf16) on one H20 under vLLM: a compute-poor GPU, where verified tokens cost almost in "
-        "proportion. Step time only; "
-        "take acceptance from paper/qwen3_8b.",
+        "proportion. Step time only; take acceptance from paper/qwen3_8b.",
         step_time=StepTime(
             verify=TableCurve(
                 segments=(
@@ -118,8 +116,8 @@ def build_qwen3_8b_h20(shared: Shared) -> Profile:
                     origin="assumed",
                     source=cite(DCUT_STEPS),
                     reason="prefill was not measured; a prompt token costs what a verified token costs from 128 to "
-                    "1,024 tokens, where the GPU computes "
-                    "all the time, and a step of prompts alone starts from the flat part of the verify time",
+                    "1,024 tokens, where the GPU computes all the time, and a step of prompts alone starts from the "
+                    "flat part of the verify time",
                 ),
             ),
             draft={
@@ -130,9 +128,8 @@ def build_qwen3_8b_h20(shared: Shared) -> Profile:
                         source=source,
                         hardware=HARDWARE,
                         note=f"{fitted}. Drafting a block of 16 has no measurable floor: all of it grows with "
-                        f"requests, and it takes in whatever "
-                        "else a speculative round adds for each request. For shorter blocks nothing was measured: the "
-                        "same is charged",
+                        "requests, and it takes in whatever else a speculative round adds for each request. For "
+                        "shorter blocks nothing was measured: the same is charged",
                     ),
                 ),
                 "dspark": _draft(
@@ -141,8 +138,7 @@ def build_qwen3_8b_h20(shared: Shared) -> Profile:
                         origin="assumed",
                         source=cite("reference/dspark_paper/fig4_round_latency.csv"),
                         reason="DSpark was not measured on this machine: DFlash's time is used; in figure 4 a round "
-                        "of DSpark takes 0.2 % (block of 3) to 1.3 % "
-                        "(15) longer than one of DFlash",
+                        "of DSpark takes 0.2 % (block of 3) to 1.3 % (15) longer than one of DFlash",
                     ),
                 ),
             },

@@ -47,8 +47,8 @@ def build_offline(shared: Shared, model: Model) -> Profile:
     return Profile(
         format="dspark-profile/1",
         name=f"paper/{model.lower().replace('-', '_')}",
-        description=f"Acceptance of EAGLE-3, DFlash and DSpark (trained on blocks of {BLOCK}) for {model}, by domain; "
-        f"no step time.",
+        description=f"Acceptance of EAGLE-3, DFlash and DSpark (trained on blocks of {BLOCK}) for {model}, by "
+        "domain; no step time.",
         acceptance={
             drafter.lower(): Drafter(
                 kind=kind,
@@ -72,10 +72,9 @@ def _law(shared: Shared, fit: ConfidenceFit, model: Model, drafter: str, domain:
             provenance=Provenance(
                 origin="derived",
                 source=cite(POSITIONS, ACCEPTED),
-                note=f"figure 2's conditional acceptances by "
-                f"position{' (of Qwen3-4B: the shape is borrowed)' if borrowed else ''}, all moved by "
-                f"{shift:+.3f} in logit so that the chain yields table 1's {target:.4f} tokens a round (mean of three "
-                f"benchmarks)",
+                note="figure 2's conditional acceptances by "
+                f"position{' (of Qwen3-4B: the shape is borrowed)' if borrowed else ''}, all moved by {shift:+.3f} "
+                f"in logit so that the chain yields table 1's {target:.4f} tokens a round (mean of three benchmarks)",
             ),
         ),
         spread=spread_of(fit, whose),
@@ -90,10 +89,9 @@ def _top_probability(fit: ConfidenceFit, drafter: str) -> ConfidenceQuality:
         provenance=Provenance(
             origin="assumed",
             source=cite(RELIABILITY),
-            reason=f"{drafter} has no confidence head; its confidence is taken to be the top probability of the draft "
-            f"distribution, which reads "
-            f"only what came before. How good that is was not published: noise of {UNTRAINED_NOISE_SD:g} probits is a "
-            f"guess, and the raw score is "
-            "taken to be as overconfident as DSpark's in figure 6",
+            reason=f"{drafter} has no confidence head; its confidence is taken to be the top probability of the "
+            "draft distribution, which reads only what came before. How good that is was not published: noise of "
+            f"{UNTRAINED_NOISE_SD:g} probits is a guess, and the raw score is taken to be as overconfident as "
+            "DSpark's in figure 6",
         ),
     )

@@ -134,10 +134,9 @@ def pro_survival(shared: Shared) -> Survival:
             source=cite(PRO_DSPARK),
             hardware="B300",
             note="differences of the mean accepted lengths 1.84, 2.51, 3.01, 3.36, 3.61 at k = 1..5. They are "
-            "survival only if "
-            "the k verified tokens are the first k of the same block of 5, as a block drafter's are. A later "
-            "checkpoint than "
-            "the paper's (deepseek-v4-pro-0813), coding prompts, thinking on, temperature 1, another run for each k",
+            "survival only if the k verified tokens are the first k of the same block of 5, as a block drafter's "
+            "are. A later checkpoint than the paper's (deepseek-v4-pro-0813), coding prompts, thinking on, "
+            "temperature 1, another run for each k",
         ),
     )
 
@@ -174,8 +173,8 @@ def build_serving(
         format="dspark-profile/1",
         name=f"paper/{model.lower().replace('-', '_')}",
         description=f"DeepSeek {model} as the DSpark paper served it, one GPU's share of the fleet: step time from "
-        f"MTP-1's "
-        "telemetry, acceptance as others published it; nothing from DSpark's own curves, which it is to predict.",
+        "MTP-1's telemetry, acceptance as others published it; nothing from DSpark's own curves, which it is to "
+        "predict.",
         step_time=StepTime(
             verify=_verify(law, mtp_accepted_length, request_share),
             per_request=_per_request(law, request_share) if request_share > 0 else None,
@@ -224,17 +223,14 @@ def _verify(law: StepLaw, mtp_accepted_length: float, request_share: float) -> L
             source=cite(TELEMETRY),
             hardware=TELEMETRY_HARDWARE,
             note="a + b (1 - exp(-B/c)) + d R, with B = 2R, to the medians of MTP-1's step time over its accepted "
-            "length, "
-            f"times an assumed accepted length of {mtp_accepted_length:g} (golden values of V4-Pro at k = 1: 1.79 "
-            f"thinking on, "
-            f"1.92 off, {cite(PRO_MTP)}); relative residuals {law.rms:.1%} rms, {law.worst:.1%} worst. MTP-1 verifies "
-            f"two tokens "
-            "a request throughout, so cost per token and cost per request cannot be told apart: "
-            f"{1 - request_share:.0%} of the slope is charged to batch tokens. MTP's own drafting and whatever "
-            f"prefill and host work "
-            "a step held are inside. The step time of none (one token a request) is unpublished: it is this law's "
-            "reading; "
-            f"so are full blocks at high load, past {law.last_tokens} tokens (linear from there, and counted)",
+            f"length; relative residuals {law.rms:.1%} rms, {law.worst:.1%} worst. MTP's own drafting and whatever "
+            "prefill and host work a step held are inside",
+            reason=f"MTP-1's accepted length is not published: {mtp_accepted_length:g} is assumed (golden values of "
+            f"V4-Pro at k = 1: 1.79 thinking on, 1.92 off, {cite(PRO_MTP)}) and the level goes with it. MTP-1 "
+            "verifies two tokens a request throughout, so cost per token and cost per request cannot be told apart: "
+            f"{1 - request_share:.0%} of the slope is charged to batch tokens. The step time of none (one token a "
+            "request) is therefore this law's reading, not a measurement; so are full blocks at high load, past "
+            f"{law.last_tokens} tokens (linear from there, and counted)",
         ),
     )
 
@@ -259,11 +255,10 @@ def _prefill(shared: Shared, law: StepLaw, scaling: Scaling) -> LinearPrefill:
         provenance=Provenance(
             origin="assumed",
             source=cite(B300),
-            reason="no prefill time is published, so this is an order of magnitude: a prompt token costs the slope of "
-            "the "
-            f"4 x B300 verify table from 512 to 1,024 tokens ({slope * 1e6:.1f} us) times {scaling.factor:.2f}, the "
-            f"ratio of the "
-            "verify times; a step of prompts alone starts from the floor of the step law",
+            reason="no prefill time is published, so this is an order of magnitude: a prompt token costs the slope "
+            f"of the 4 x B300 verify table from 512 to 1,024 tokens ({slope * 1e6:.1f} us) times "
+            f"{scaling.factor:.2f}, the ratio of the verify times; a step of prompts alone starts from the floor of "
+            "the step law",
         ),
     )
 
@@ -284,7 +279,8 @@ def _dspark_draft(shared: Shared, model: Model, scaling: Scaling, draft_factor: 
         f"{scaling.highest:.2f}, more at low load)"
     )
     own = model == "V4-Flash"
-    guess = f"the ratio of draft to verify time was measured on V4-Flash; that {model}'s is the same is a guess"
+    guess = "the ratio of draft to verify time is assumed to carry over to the paper's GPU"
+    guess += "" if own else f", and from V4-Flash, on which it was measured, to {model}"
     return DraftCost(
         per="round",
         curve=LawCurve(
@@ -296,7 +292,7 @@ def _dspark_draft(shared: Shared, model: Model, scaling: Scaling, draft_factor: 
                 origin="derived" if own else "assumed",
                 source=cite(B300, TELEMETRY),
                 hardware="4 x B300 (TP4), scaled to the paper's GPU",
-                reason=None if own else guess,
+                reason=guess,
                 note=f"{measured}: {ratio}",
             ),
         ),
@@ -314,8 +310,7 @@ def _mtp_draft(law: StepLaw) -> DraftCost:
             provenance=Provenance(
                 origin="assumed",
                 reason="MTP-1's draft pass is inside the step of the telemetry and cannot be taken out of it: it "
-                "costs nothing more. "
-                "The steps of none and dspark, which have no such pass, are too long by it",
+                "costs nothing more. The steps of none and dspark, which have no such pass, are too long by it",
             ),
         ),
     )
@@ -329,9 +324,8 @@ def _mtp_survival(model: Model, mtp_accepted_length: float) -> Survival:
         provenance=Provenance(
             origin="assumed",
             source=cite(PRO_MTP),
-            reason=f"{about}: {mtp_accepted_length:g} tokens a round is about the middle of V4-Pro's golden values at "
-            f"k = 1 (1.79 thinking "
-            "on, 1.92 off); the level of the step time rests on the same number",
+            reason=f"{about}: {mtp_accepted_length:g} tokens a round is about the middle of V4-Pro's golden values "
+            "at k = 1 (1.79 thinking on, 1.92 off); the level of the step time rests on the same number",
         ),
     )
 
@@ -343,8 +337,8 @@ def _replica(model: Model) -> Replica:
             value=1,
             provenance=Provenance(
                 origin="assumed",
-                reason="telemetry counts requests and tokens per GPU and the fleet's layout is not published: "
-                "a replica is one GPU's share",
+                reason="telemetry counts requests and tokens per GPU and the fleet's layout is not published: a "
+                "replica is one GPU's share",
             ),
         ),
         kv_bytes_per_token=SourcedCount(value=kv_bytes, provenance=Provenance(origin="assumed", reason=cache)),
@@ -363,14 +357,13 @@ KV: dict[Model, tuple[int, str]] = {
     "V4-Flash": (
         3_500,
         "the fleet's cache format is not published. The public description (43 layers, FP8 entries of 512 values, "
-        "every second "
-        "layer compressed 4x with an FP4 index, the others 128x) comes to about 3.4 kB a token, 7 % of V3.2's. "
-        "The sliding window, about 3 MB a request whatever its length, is left out",
+        "every second layer compressed 4x with an FP4 index, the others 128x) comes to about 3.4 kB a token, 7 % of "
+        "V3.2's. The sliding window, about 3 MB a request whatever its length, is left out",
     ),
     "V4-Pro": (
         5_000,
         "the fleet's cache format is not published. The public description (61 layers, built as V4-Flash's) comes to "
-        "about 5 kB a "
-        "token, 10 % of V3.2's. The sliding window, about 5 MB a request whatever its length, is left out",
+        "about 5 kB a token, 10 % of V3.2's. The sliding window, about 5 MB a request whatever its length, is left "
+        "out",
     ),
 }
