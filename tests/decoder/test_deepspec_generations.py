@@ -31,9 +31,7 @@ def make_request(meta, tensors, extra=0):
     return Request(
         request_id="recorded",
         prompt_ids=tuple(tensors["prompt_ids"].tolist()),
-        limits=Limits(
-            max_new_tokens=meta["max_new_tokens"] + extra, stop_token_ids=frozenset(meta["stop_token_ids"])
-        ),
+        limits=Limits(max_new_tokens=meta["max_new_tokens"] + extra, stop_token_ids=frozenset(meta["stop_token_ids"])),
         sampling=Sampling(temperature=meta["temperature"]),
     )
 
