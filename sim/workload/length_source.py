@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Union
 
 import numpy as np
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from profiles.reading import STRICT
 from sim.rng import Streams
@@ -55,28 +55,21 @@ PromptAndOutput.__pydantic_config__ = STRICT  # type: ignore[attr-defined]
 PairsOfTrace.__pydantic_config__ = STRICT  # type: ignore[attr-defined]
 
 
-def _check_shape(value: Any) -> Any:
-    if isinstance(value, PromptAndOutput | PairsOfTrace):
-        return value
-    if not isinstance(value, dict) or ("kind" in value and value["kind"] != "trace"):
-        got = f"kind '{value['kind']}'" if isinstance(value, dict) else repr(value)
-        raise ValueError(
-            "expected a law each, {prompt: {kind: ...}, output: {kind: ...}}, or {kind: trace, path: ...} "
-            + f"(got {got})"
-        )
-    return value
-
-
-def _shape(value: Any) -> str:
-    is_trace = isinstance(value, PairsOfTrace) or (isinstance(value, dict) and "kind" in value)
-    return "pairs of a trace" if is_trace else "a law each"
+def _shape(value: Any) -> str | None:
+    kind = value.get("kind", "") if isinstance(value, dict) else getattr(value, "kind", "")
+    if kind == "trace":
+        return "pairs of a trace"
+    return "a law each" if kind == "" and isinstance(value, dict | PromptAndOutput) else None
 
 
 #: The section of a scenario.
 Lengths = Annotated[
     Annotated[PromptAndOutput, Tag("a law each")] | Annotated[PairsOfTrace, Tag("pairs of a trace")],
-    Discriminator(_shape),
-    BeforeValidator(_check_shape),
+    Discriminator(
+        _shape,
+        custom_error_type="lengths_shape",
+        custom_error_message="expected {prompt: {kind: ...}, output: {kind: ...}} or {kind: trace, path: ...}",
+    ),
 ]
 
 

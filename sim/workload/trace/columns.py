@@ -100,8 +100,8 @@ def _dates_ns(texts: Sequence[str]) -> Ints:
 
 
 def _number(text: str) -> float:
-    """Read a decimal number; Python's own reader would take ``1_000`` too."""
-    if "_" in text:
+    """Read a decimal number; Python's own reader would take ``1_000`` and other scripts' digits too."""
+    if "_" in text or not text.isascii():
         raise ValueError(text)
     return float(text)
 
@@ -164,7 +164,7 @@ def _csv_at_once(content: bytes, header_line: int, header: list[str], format_: F
 
 def _csv_by_rows(rows: Any, header: list[str], format_: Format) -> Columns:
     """Read a CSV row by row: quotes, blank lines, and the line of every fault."""
-    gathered = _Gathered(format_, header)
+    gathered = _Gathered(format_)
     for line, row in _numbered(rows, gathered):
         if len(row) != len(header):
             message = f"expected {len(header)} columns (got {len(row)})"
@@ -206,8 +206,7 @@ def _read_jsonl(text: str, name: FormatName, file: str) -> Columns:
             faults.append(RowFault(line, None, "not_json", f"expected a JSON object (got {_shown(written.strip())})"))
             continue
         if gathered is None:
-            # The first object decides which format it is and whether there are domains and tenants.
-            gathered = _Gathered(find_format(name, "jsonl", list(row), file, line), list(row))
+            gathered = _Gathered(find_format(name, "jsonl", list(row), file, line))  # the first object decides
         gathered.add(line, row)
     if gathered is None:
         raise TraceError(Fault(faults[0].message, file, faults[0].line))
@@ -277,16 +276,14 @@ def _shown(value: Any) -> str:
 class _Gathered:
     """Columns in the making, from rows that are mappings of text (CSV) or of JSON values."""
 
-    def __init__(self, format_: Format, header: Sequence[str]) -> None:
+    def __init__(self, format_: Format) -> None:
         self.format = format_
         self.faults: list[RowFault] = []
         self.read = 0
         self._line: list[int] = []
         self._ticks: list[float] = []
         self._tokens: tuple[list[float], list[float]] = ([], [])
-        self._texts: dict[str | None, list[str]] = {
-            part: [] for part in (format_.domain, format_.tenant) if part in header
-        }
+        self._texts: dict[str, list[str]] = {part: [] for part in (format_.domain, format_.tenant) if part}
         self._blocks = 0
         self._distinct: set[int] = set()
 
@@ -300,7 +297,7 @@ class _Gathered:
         try:
             ticks = self._time(line, row)
             prompt, output = self._count(line, row, format_.prompt), self._count(line, row, format_.output)
-            texts = [str(self._value(line, row, part)) for part in self._texts if part]
+            texts = [str(row.get(part) or "") for part in self._texts]
             ids = self._prefix_ids(line, row)
         except _BadRow:
             return
@@ -360,8 +357,8 @@ class _Gathered:
             np.array(self._ticks, np.int64) if is_date else np.array(self._ticks, np.float64),
             np.array(self._tokens[0], np.float64),
             np.array(self._tokens[1], np.float64),
-            self._texts.get(self.format.domain),
-            self._texts.get(self.format.tenant),
+            self._texts.get(self.format.domain or ""),
+            self._texts.get(self.format.tenant or ""),
             read=len(self._line) + len(self.faults),
             faults=self.faults,
             repeated_ratio=1 - len(self._distinct) / self._blocks if self._blocks else None,

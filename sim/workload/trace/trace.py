@@ -146,13 +146,13 @@ def _check_clock(columns: Columns, seconds: Floats, timed: NDArray[np.bool_], fi
     before = _latest_before(seconds, timed)
     fall_s = np.where(timed & np.isfinite(before), before - seconds, 0.0)
     span_s = before - seconds[timed][0]
-    # In a short recording already half of it is a restart, once there are enough rows to speak of a span.
-    restart = (fall_s > MAX_DISORDER_S) | ((fall_s > span_s / 2) & (np.arange(seconds.size) >= 10))
-    restart &= fall_s > 0
+    # In a short recording half of it is a restart already, once there are rows enough to speak of a span.
+    is_span = np.arange(seconds.size) >= 10
+    restart = (fall_s > MAX_DISORDER_S) | (is_span & (fall_s > span_s / 2) & (fall_s > 1))
     if restart.any():
         row = int(np.argmax(restart))
         message = (
-            f"time falls back from {before[row]:.6f} s to {seconds[row]:.6f} s: the clock starts anew here; "
+            f"time falls back from {before[row]:.9g} s to {seconds[row]:.9g} s: the clock starts anew here; "
             "replay the parts one by one, or add up their times"
         )
         raise TraceError(_located(columns, file, int(columns.line[row]), columns.format.time, message))
@@ -178,8 +178,8 @@ def _refusal(faults: list[RowFault], columns: Columns, file: str) -> TraceError:
 
 
 def _indexed(texts: list[str] | None, usable: NDArray[np.bool_]) -> tuple[Ints | None, tuple[str, ...]]:
-    """Turn names into indices, in order of first mention; an empty name is '-'."""
-    if texts is None:
+    """Turn names into indices, in order of first mention; an empty name is '-', and where all are there is no column."""
+    if texts is None or not any(texts):
         return None, ()
     index: dict[str, int] = {}
     rows = np.flatnonzero(usable)
