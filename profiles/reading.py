@@ -6,10 +6,13 @@ Scenarios and profiles both come through here, so that every fault is reported i
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
+import itertools
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +34,9 @@ STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=Tru
 
 MAX_INPUT_BYTES = 64 * 2**20
 
+#: In place of a line: the value was given on the command line.
+SET = 0
+
 
 class Section(BaseModel):
     """A mapping in a file: frozen, closed to unknown keys, without NaN."""
@@ -46,13 +52,41 @@ class Document:
     data: dict[str, Any]
     lines: Mapping[Path_, int]
 
-    def line_of(self, path: Path_) -> int | None:
+    def line_of(self, path: Path_) -> int:
         """Return the line of the longest prefix of ``path`` that exists in the file."""
         while path:
             if path in self.lines:
                 return self.lines[path]
             path = path[:-1]
         return 1
+
+    def fault(self, message: str, path: Path_) -> Fault:
+        """Return a fault of the key at ``path``, placed where it was written: in the file or by ``--set``."""
+        line = self.line_of(path)
+        key = dotted(path) or None
+        return Fault(message, "--set", None, key) if line == SET else Fault(message, self.file, line, key)
+
+    def replaced(self, path: Path_, value: Any) -> Document:
+        """Return the document with another value at ``path``; mappings on the way are made where missing."""
+        data = copy.deepcopy(self.data)
+        here: Any = data
+        for part, following in itertools.pairwise(path):
+            if isinstance(here, dict):
+                # A plugin given by its name alone may get keys.
+                if isinstance(here.get(part), str) and isinstance(following, str):
+                    here[part] = {"kind": here[part]}
+                here = here.setdefault(part, {})
+            else:
+                here = here[part] if _has(here, part) else None
+        if not isinstance(here, dict) and not _has(here, path[-1]):
+            raise InputError(Fault("no such key", "--set", key=dotted(path)))
+        here[path[-1]] = value
+        return Document(self.file, data, {**self.lines, path: SET})
+
+    def without(self, path: Path_) -> Document:
+        """Return the document without the top-level key ``path``."""
+        (key,) = path
+        return Document(self.file, {name: value for name, value in self.data.items() if name != key}, self.lines)
 
 
 def read_document(path: Path, error: type[InputError] = InputError) -> Document:
@@ -154,10 +188,8 @@ def _faults(error: ValidationError, kind: Any, document: Document) -> Iterable[F
     seen: set[str] = set()
     faults = []
     for item in error.errors(include_url=False):
-        path = _real_path(item["loc"], document.data)
-        fault = Fault(
-            _message(item, path, kind, document.data), document.file, document.line_of(path), dotted(path) or None
-        )
+        path = _real_path(item["loc"], document.data, missing=item["type"] == "missing")
+        fault = document.fault(_message(item, path, kind, document.data), path)
         if str(fault) not in seen:
             seen.add(str(fault))
             faults.append(fault)
@@ -172,19 +204,38 @@ def dotted(path: Path_) -> str:
     return text
 
 
-def _real_path(loc: Sequence[str | int], data: Any) -> Path_:
+def first_question(path: Path) -> str:
+    """Return the question that a scenario file opens with, or nothing."""
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        if line.startswith("# Question:"):
+            return line.removeprefix("# Question:").strip()
+    return ""
+
+
+def parse_path(text: str) -> Path_ | None:
+    """Read ``a.b[2].c`` as a key path; None where it is none."""
+    if not re.fullmatch(r"[A-Za-z_]\w*(\[\d+\])*(\.[A-Za-z_]\w*(\[\d+\])*)*", text):
+        return None
+    return tuple(int(part) if part.isdigit() else part for part in re.findall(r"\w+", text))
+
+
+def _real_path(loc: Sequence[str | int], data: Any, *, missing: bool) -> Path_:
     """Drop from pydantic's location the parts that name union branches, not keys of the file."""
     path: list[str | int] = []
     for index, part in enumerate(loc):
-        if isinstance(data, dict) and part in data:
+        if _has(data, part):
             data = data[part]
             path.append(part)
-        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
-            data = data[part]
+        elif missing and isinstance(data, dict) and index == len(loc) - 1 and isinstance(part, str):
             path.append(part)
-        elif isinstance(data, dict) and index == len(loc) - 1 and isinstance(part, str):
-            path.append(part)  # a missing key
     return tuple(path)
+
+
+def _has(data: Any, part: str | int) -> bool:
+    """Whether ``data[part]`` exists."""
+    if isinstance(data, dict):
+        return part in data
+    return isinstance(data, list) and isinstance(part, int) and part < len(data)
 
 
 def _value_at(path: Path_, data: Any) -> Any:
@@ -196,7 +247,7 @@ def _value_at(path: Path_, data: Any) -> Any:
 def _message(item: Any, path: Path_, kind: Any, data: Any) -> str:
     sort, ctx = item["type"], item.get("ctx") or {}
     got = f" (got {_short(item['input'])})"
-    if sort == "extra_forbidden":
+    if sort in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model, of a dataclass
         known = known_keys(kind, path[:-1], data)
         near = difflib.get_close_matches(str(path[-1]), known, n=1)
         hint = f"did you mean '{near[0]}'? " if near else ""
@@ -231,8 +282,14 @@ def _fields(kind: Any) -> dict[str, Any]:
         return {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind, include_extras=True)
-        return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+        return {_key_of(field.name, hints[field.name]): hints[field.name] for field in dataclasses.fields(kind)}
     return {}
+
+
+def _key_of(name: str, hint: Any) -> str:
+    """Return a dataclass field's key in the file: its alias where it has one (``from`` is no name in Python)."""
+    aliases = (getattr(part, "alias", None) for part in typing.get_args(hint)[1:])
+    return next((alias for alias in aliases if isinstance(alias, str)), name)
 
 
 def _resolve(kind: Any, value: Any) -> Any:
@@ -246,6 +303,8 @@ def _resolve(kind: Any, value: Any) -> Any:
             hint = _fields(branch).get("kind")
             if tag is not None and hint is not None and tag in typing.get_args(hint):
                 return branch
+        if isinstance(value, list):
+            return next((branch for branch in branches if typing.get_origin(branch) in (list, tuple)), branches[0])
         return next((branch for branch in branches if _fields(branch)), branches[0])
     return kind
 

@@ -9,7 +9,7 @@ import re
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -49,19 +49,28 @@ def format_duration(seconds: float) -> str:
         amount = seconds / SECONDS[unit]
         if amount >= 1 and float(f"{amount:.6g}") == amount and amount == round(amount, 3):
             return f"{amount:g}{unit}"
-    return f"{seconds:g}s"
+    return f"{seconds!r}s"
 
 
+def format_bytes(size: int) -> str:
+    """Write bytes back in the largest unit that divides them: ``'96GiB'``."""
+    unit = next(unit for unit in reversed(BYTES) if size % BYTES[unit] == 0)
+    return f"{size // BYTES[unit]}{unit}"
+
+
+_as_duration = PlainSerializer(format_duration, return_type=str, when_used="json")
+_as_bytes = PlainSerializer(format_bytes, return_type=str, when_used="json")
 _duration_schema = WithJsonSchema(
     {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?\s*(us|ms|s|min|h)\s*$"}
 )
 
-Duration = Annotated[float, Ge(0), BeforeValidator(parse_duration_s), _duration_schema]
-PositiveDuration = Annotated[float, Gt(0), BeforeValidator(parse_duration_s), _duration_schema]
+Duration = Annotated[float, Ge(0), BeforeValidator(parse_duration_s), _as_duration, _duration_schema]
+PositiveDuration = Annotated[float, Gt(0), BeforeValidator(parse_duration_s), _as_duration, _duration_schema]
 Bytes = Annotated[
     int,
     Gt(0),
     BeforeValidator(parse_bytes),
+    _as_bytes,
     WithJsonSchema({"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?\s*(B|KiB|MiB|GiB|TiB)\s*$"}),
 ]
 Rate = Annotated[float, Gt(0)]

@@ -1,0 +1,105 @@
+"""What a run leaves behind: ``runs/<name>/``, which appears by rename, whole or not at all."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import platform
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sim.errors import Fault, InputError
+from sim.records import Columns
+
+#: Packages whose version may change a result.
+PACKAGES = ("numpy", "scipy", "numba", "simpy", "pyarrow", "pandas", "matplotlib", "pydantic")
+
+
+def slug(text: str) -> str:
+    """Turn a label into a folder name: ``fixed k=3`` into ``fixed_k3``."""
+    return re.sub(r"[^A-Za-z0-9_.]+", "_", text.replace("=", "")).strip("_")
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Give a folder to fill; it takes the place of ``path`` when the block ends well.
+
+    An earlier run's folder is replaced; any other folder is not touched (`InputError`). When the block fails, nothing
+    of it stays.
+    """
+    if path.exists() and not (path / "manifest.json").is_file() and any(path.iterdir() if path.is_dir() else [path]):
+        raise InputError(Fault("exists and is not a run's folder; give another --out", str(path)))
+    part = path.with_name(f".{path.name}.part")
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+    except OSError as error:
+        raise InputError(Fault(f"cannot write: {(error.strerror or str(error)).lower()}", str(path))) from None
+    try:
+        yield part
+        old = path.with_name(f".{path.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        if path.exists():
+            path.rename(old)
+        part.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise InputError(Fault(f"cannot write: {(error.strerror or str(error)).lower()}", str(path))) from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def plain(value: Any) -> Any:
+    """Make a value JSON can hold: infinities become the text ``inf``, NaN is our bug."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    return value
+
+
+def write_json(data: Any, path: Path) -> None:
+    """Write JSON by rename."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(plain(data), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def write_parquet(columns: Columns, path: Path) -> None:
+    """Write columns as Parquet; NaN becomes null, text is dictionary encoded."""
+    arrays = {}
+    for name, column in columns.items():
+        array = pa.array(column, from_pandas=True)
+        arrays[name] = array.dictionary_encode() if column.dtype == object else array
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    pq.write_table(pa.table(arrays), part, compression="zstd")
+    part.replace(path)
+
+
+def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write rows of the same keys as CSV; None is an empty field."""
+    part = path.with_name(path.name + ".part")
+    with part.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    part.replace(path)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result may depend on."""
+    return {"dspark-sim": version("dspark-sim"), "python": platform.python_version()} | {
+        name: version(name) for name in PACKAGES
+    }

@@ -1,0 +1,68 @@
+"""Collects step rows in blocks of an array; keeps every step, or sums them by second and replica."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.records import STEP_COLUMNS, STEP_FLOATS, Columns
+
+BLOCK_ROWS = 1 << 15
+_INDEX = {name: column for column, name in enumerate(STEP_COLUMNS)}
+_KEPT = [_INDEX["replica"], _INDEX["started_s"], _INDEX["ended_s"]]
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Step rows of one run. ``steps``: ``full`` keeps a row a step, ``per_second`` one a second and replica.
+
+    A step belongs to the second in which it *ended*, when its tokens are delivered.
+    """
+
+    steps: Literal["full", "per_second"] = "full"
+    _block: NDArray[np.float64] = field(default_factory=lambda: np.empty((BLOCK_ROWS, len(STEP_COLUMNS))))
+    _used: int = 0
+    _blocks: list[NDArray[np.float64]] = field(default_factory=list)
+
+    def record(self, row: tuple[float, ...]) -> None:
+        """Add a step; the tuple follows `STEP_COLUMNS`."""
+        if self._used == BLOCK_ROWS:
+            self._flush()
+        self._block[self._used] = row
+        self._used += 1
+
+    def _flush(self) -> None:
+        rows = self._block[: self._used]
+        self._blocks.append(rows.copy() if self.steps == "full" else _per_second(rows))
+        self._used = 0
+        if self.steps == "per_second" and len(self._blocks) == 64:
+            self._blocks = [_per_second(np.concatenate(self._blocks))]
+
+    def columns(self) -> Columns:
+        """Return all step rows as columns, in order of their end."""
+        self._flush()
+        rows = np.concatenate(self._blocks)
+        if self.steps == "per_second":
+            rows = _per_second(rows)
+        return {
+            name: rows[:, column] if name in STEP_FLOATS else rows[:, column].astype(np.int64)
+            for name, column in _INDEX.items()
+        }
+
+
+def _per_second(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Sum step rows by second of their end and replica."""
+    if not len(rows):
+        return rows.copy()
+    second = np.floor(rows[:, _INDEX["ended_s"]]).astype(np.int64)
+    replica = rows[:, _INDEX["replica"]].astype(np.int64)
+    order = np.lexsort((rows[:, _INDEX["ended_s"]], replica, second))
+    rows, second, replica = rows[order], second[order], replica[order]
+    first = np.flatnonzero(np.r_[True, (np.diff(second) != 0) | (np.diff(replica) != 0)])
+    out = np.add.reduceat(rows, first)
+    out[:, _KEPT] = rows[first][:, _KEPT]
+    out[:, _INDEX["ended_s"]] = np.maximum.reduceat(rows[:, _INDEX["ended_s"]], first)
+    return np.asarray(out)

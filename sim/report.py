@@ -1,0 +1,171 @@
+"""What a session reports: the table, ``comparison.csv``, each policy's ``summary.json`` and the plots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sim.build import Plant
+from sim.cells import Cell, CellResult
+from sim.compare import Difference, difference, estimates
+from sim.metrics import Metrics
+from sim.scenario import Scenario, label_of, resolved
+from sim.table import COLUMNS, comparison_table
+
+#: Which values a metric rests on, by the start of their path in a profile; all rest on the verify time.
+_RESTS_ON = {
+    "ttft_s_p50": ("step_time.prefill",),
+    "ttft_s_p99": ("step_time.prefill",),
+    "goodput_per_s": ("step_time.prefill",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished session: scenario, plant, output folder and the light results of all cells, in order of
+    `Work.cells`.
+    """
+
+    scenario: Scenario
+    plant: Plant
+    out: Path
+    cells: tuple[CellResult, ...]
+
+    @property
+    def values(self) -> list[int | None]:
+        """Swept values (indices), or one None."""
+        return list(dict.fromkeys(result.cell.value for result in self.cells))
+
+    def replications(self, policy: int, value: int | None) -> list[Metrics]:
+        """Return a policy's metrics at a swept value, a replication each."""
+        return [one.metrics for one in self.cells if (one.cell.policy, one.cell.value) == (policy, value)]
+
+    def first(self, policy: int, value: int | None) -> CellResult:
+        """Return replication 0 of a policy at a swept value."""
+        return next(one for one in self.cells if one.cell == Cell(policy, value, 0))
+
+    @property
+    def baseline(self) -> int:
+        """What policies are compared with: ``mtp1``, what the paper compares with, or else the first policy."""
+        kinds = [policy.kind for policy in self.scenario.policies]
+        return kinds.index("mtp1") if "mtp1" in kinds else 0
+
+    def value_label(self, value: int | None) -> str | None:
+        """Name a swept value."""
+        sweep = self.scenario.sweep
+        return None if sweep is None or value is None else f"{sweep.key}={sweep.values[value]}"
+
+    def differences(self, policy: int, value: int | None) -> dict[str, Difference]:
+        """Compare every metric of a policy with the baseline's, paired by replication."""
+        ours, base = self.replications(policy, value), self.replications(self.baseline, value)
+        return {name: difference([one[name] for one in ours], [one[name] for one in base]) for name in ours[0]}
+
+
+def assumed_metrics(outcome: Outcome) -> dict[str, str]:
+    """Return the metrics that rest on an assumed value, with that value's path."""
+    assumed = {path for path, provenance in outcome.plant.provenances().items() if provenance.origin == "assumed"}
+    found = {}
+    for metric, roots in _RESTS_ON.items():
+        for path in sorted(assumed):
+            if any(path.split(": ", 1)[1].startswith(root) for root in roots):
+                found[metric] = path
+    return found
+
+
+def report_text(outcome: Outcome) -> str:
+    """Return what is printed on stdout."""
+    scenario = outcome.scenario
+    window, repeats = scenario.window, scenario.replications
+    lines = [
+        f"{scenario.name}: {scenario.fleet.replicas} replicas on {outcome.plant.gpus.total} GPUs, measured from "
+        f"{window.from_s:g} s to {window.until_s:g} s of {scenario.horizon:g} s"
+        + (f", {repeats} replications, ± 95 %" if repeats > 1 else ", one replication: no intervals")
+    ]
+    starred = assumed_metrics(outcome)
+    for value in outcome.values:
+        label = outcome.value_label(value)
+        rows = []
+        for index, policy in enumerate(scenario.policies):
+            name = label_of(policy) + (" (upper bound)" if policy.sees_outcome else "")
+            rows.append((name, estimates(outcome.replications(index, value)), outcome.differences(index, value)))
+        lines += ["", f"{label}:"] if label else [""]
+        lines.append(comparison_table(rows, rows[outcome.baseline][0], starred))
+    baseline = label_of(scenario.policies[outcome.baseline])
+    lines += ["", f"Δ: against {baseline}, paired by replication. Ends count requests that arrived in the window."]
+    if starred:
+        lines.append("* rests on an assumed value: " + ", ".join(sorted(set(starred.values()))))
+    assumed = sorted(p for p, provenance in outcome.plant.provenances().items() if provenance.origin == "assumed")
+    if assumed:
+        source = outcome.plant.step.profile.name
+        lines.append(f"assumed: {', '.join(assumed)} (python -m profiles.show {source} says why)")
+    outside = [one for one in outcome.cells if one.metrics["outside_profile_ratio"]]
+    if outside:
+        worst = max(float(one.metrics["outside_profile_ratio"] or 0) for one in outside)
+        names = dict.fromkeys(label_of(scenario.policies[one.cell.policy]) for one in outside)
+        lines.append(f"outside the profile's range: up to {100 * worst:.0f} % of steps ({', '.join(names)})")
+    rows_by_reason = outcome.cells[0].trace_rows
+    if rows_by_reason:
+        lines.append("trace rows: " + ", ".join(f"{count} {reason}" for reason, count in rows_by_reason.items()))
+    lines += [f"caveat: {caveat}" for caveat in outcome.cells[0].caveats]
+    plots = sorted(path.name for path in outcome.out.iterdir() if path.suffix == ".png")
+    lines += ["", f"results: {outcome.out}/ (comparison.csv, manifest.json, a folder a policy)"]
+    if plots:
+        lines.append("plots:   " + ", ".join(f"{outcome.out}/{name}" for name in plots))
+    return "\n".join(lines)
+
+
+def comparison_rows(outcome: Outcome) -> list[dict[str, Any]]:
+    """Return the comparison, a row a policy and swept value: every metric, its interval, and its change."""
+    rows = []
+    for value in outcome.values:
+        for index, policy in enumerate(outcome.scenario.policies):
+            row: dict[str, Any] = {
+                "policy": label_of(policy),
+                "upper_bound": policy.sees_outcome,
+                "swept": outcome.value_label(value),
+                "replications": outcome.scenario.replications,
+            }
+            for name, one in estimates(outcome.replications(index, value)).items():
+                row[name] = one.value
+                row[f"{name}_half_width"] = one.half_width
+            for name, change in outcome.differences(index, value).items():
+                if name in {column.metric for column in COLUMNS}:
+                    row[f"{name}_change_ratio"] = change.relative.value
+                    row[f"{name}_change_half_width"] = change.relative.half_width
+                    row[f"{name}_verdict"] = change.verdict
+            rows.append(row)
+    return rows
+
+
+def policy_summary(outcome: Outcome, index: int) -> dict[str, Any]:
+    """Return one policy's summary: settings, metrics at every swept value and replication, what is assumed."""
+    policy = outcome.scenario.policies[index]
+    return {
+        "policy": label_of(policy),
+        "settings": resolved(outcome.scenario)["policies"][index],
+        "upper_bound": policy.sees_outcome,
+        "lossless_with_confidence_that_reads": sorted(policy.lossless_with),
+        "window_s": [outcome.scenario.window.from_s, outcome.scenario.window.until_s],
+        "gpus": outcome.plant.gpus.total,
+        "results": [
+            {
+                "swept": outcome.value_label(value),
+                "estimates": {
+                    name: {"mean": one.value, "half_width_95": one.half_width}
+                    for name, one in estimates(outcome.replications(index, value)).items()
+                },
+                "replications": outcome.replications(index, value),
+            }
+            for value in outcome.values
+        ],
+        "assumed": {
+            path: provenance.reason
+            for path, provenance in outcome.plant.provenances().items()
+            if provenance.origin == "assumed"
+        },
+        "provenance": {path: provenance.origin for path, provenance in outcome.plant.provenances().items()},
+        "rests_on_assumed": assumed_metrics(outcome),
+        "trace_rows": outcome.cells[0].trace_rows,
+        "caveats": list(outcome.cells[0].caveats),
+    }
