@@ -149,7 +149,8 @@ def _auc(confidence: NDArray[np.float64], survived: NDArray[np.bool_]) -> float 
 def survival_of(logits: NDArray[np.float64], temperatures: Sequence[float] | None = None) -> NDArray[np.float64]:
     """Return running products of the confidences, ``[blocks, draft_length]``."""
     rows = [confidence_of(row, temperatures) for row in logits.tolist()]
-    return np.cumprod(np.array(rows, np.float64).reshape(logits.shape), 1)
+    survival: NDArray[np.float64] = np.cumprod(np.array(rows, np.float64).reshape(logits.shape), 1)
+    return survival
 
 
 def judge(outcomes: Outcomes, temperatures: Sequence[float] | None = None) -> tuple[PositionQuality, ...]:
