@@ -5,6 +5,6 @@ Start with `session.py` (a round: draft, decide, verify, commit), then the pure 
 only place where luck enters. `drafter.py` is the seam behind which the drafters stand, one a file: `dspark.py` (the
 parallel block of DFlash and DSpark, on `backbone.py`, `markov.py`, `confidence.py`), `chain.py` with `eagle3.py` and
 `mtp.py`, `small_model.py`. `target.py` and `kv_cache.py` wrap the model that must be imitated exactly; `checkpoint.py`
-reads and writes draft checkpoints, `config.py` says what is in them. `calibration.py` and `evaluation.py` turn rounds into numbers. The commands are
-`generate.py`, `evaluate.py` and `calibrate.py`.
+reads and writes draft checkpoints, `config.py` says what is in them. `calibration.py` and `evaluation.py` turn rounds
+into numbers. The commands are `generate.py`, `evaluate.py` and `calibrate.py`.
 """

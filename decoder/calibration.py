@@ -149,8 +149,7 @@ def _auc(confidence: NDArray[np.float64], survived: NDArray[np.bool_]) -> float 
 def survival_of(logits: NDArray[np.float64], temperatures: Sequence[float] | None = None) -> NDArray[np.float64]:
     """Return running products of the confidences, ``[blocks, draft_length]``."""
     rows = [confidence_of(row, temperatures) for row in logits.tolist()]
-    survival: NDArray[np.float64] = np.cumprod(np.array(rows, np.float64).reshape(logits.shape), 1)
-    return survival
+    return np.asarray(np.cumprod(np.array(rows, np.float64).reshape(logits.shape), 1), np.float64)
 
 
 def judge(outcomes: Outcomes, temperatures: Sequence[float] | None = None) -> tuple[PositionQuality, ...]:

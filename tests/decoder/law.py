@@ -24,7 +24,7 @@ Output = tuple[int, ...]
 class CurveRates:
     """A stated curve, jagged on purpose."""
 
-    curve: tuple[float, ...] = (1.0, 0.93, 0.8, 0.78, 0.55, 0.54, 0.53, 0.4, 0.39)
+    curve: tuple[float, ...] = (1.0, 0.9, 0.78, 0.69, 0.62, 0.55, 0.54, 0.4, 0.39)
 
     def steps_per_s(self, requests: int, draft_length: int) -> NDArray[np.float64]:
         return np.array([np.inf, *self.curve[: requests * (1 + draft_length)]])

@@ -92,8 +92,8 @@ class TableDrafter:
         reads: Reads = "past",
         peeks: bool = False,
     ) -> None:
-        """``confidence`` gets the anchor and the draft tokens before the one it speaks of, that one too if it ``peeks``,
-        and returns a chance. ``reads`` is what the drafter says of itself."""
+        """``confidence`` maps tokens to a chance: the anchor and the draft tokens before the one it speaks of, and
+        that one too if it ``peeks``. ``reads`` is what the drafter says of itself."""
         self.logits = torch.as_tensor(np.asarray(table), dtype=torch.float64).log()
         self.trained_length = trained_length
         self.confidence = confidence
