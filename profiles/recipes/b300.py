@@ -118,8 +118,8 @@ def build_b300(shared: Shared) -> Profile:
                 domains={
                     "any": ParametricLaw(
                         survival=survival,
-                        spread=spread_of(fit, "V4-Flash"),
-                        confidence=trained_head_of(fit, len(survival.values), "V4-Flash"),
+                        spread=spread_of(fit, "V4-Flash's drafters"),
+                        confidence=trained_head_of(fit, len(survival.values), "V4-Flash's drafters"),
                     )
                 },
             )

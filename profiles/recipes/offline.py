@@ -65,7 +65,8 @@ def _law(shared: Shared, fit: ConfidenceFit, model: Model, drafter: str, domain:
     target = table1_mean(shared, model, drafter, domain)
     conditional, shift = scale_to(shape, target)
     borrowed = model != "Qwen3-4B"
-    whose = None if (model, drafter, domain) == ("Qwen3-4B", "DSpark", "Chat") else f"{model}, {drafter}, {domain}"
+    others = f"{model}'s drafters" if borrowed else "the other drafters and domains"
+    whose = None if (model, drafter, domain) == ("Qwen3-4B", "DSpark", "Chat") else others
     return ParametricLaw(
         survival=Survival(
             values=tuple(chance(s) for s in np.cumprod(conditional)),
@@ -78,19 +79,19 @@ def _law(shared: Shared, fit: ConfidenceFit, model: Model, drafter: str, domain:
             ),
         ),
         spread=spread_of(fit, whose),
-        confidence=trained_head_of(fit, BLOCK, whose) if drafter == "DSpark" else _top_probability(fit, drafter),
+        confidence=trained_head_of(fit, BLOCK, whose) if drafter == "DSpark" else _top_probability(fit),
     )
 
 
-def _top_probability(fit: ConfidenceFit, drafter: str) -> ConfidenceQuality:
+def _top_probability(fit: ConfidenceFit) -> ConfidenceQuality:
     return ConfidenceQuality(
         noise_sd=UNTRAINED_NOISE_SD,
         raw_temperature=fit.raw_temperature,
         provenance=Provenance(
             origin="assumed",
             source=cite(RELIABILITY),
-            reason=f"{drafter} has no confidence head; its confidence is taken to be the top probability of the "
-            "draft distribution, which reads only what came before. How good that is was not published: noise of "
+            reason="there is no confidence head; confidence is taken to be the top probability of the draft "
+            "distribution, which reads only what came before. How good that is was not published: noise of "
             f"{UNTRAINED_NOISE_SD:g} probits is a guess, and the raw score is taken to be as overconfident as "
             "DSpark's in figure 6",
         ),

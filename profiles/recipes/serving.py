@@ -188,8 +188,8 @@ def build_serving(
                 domains={
                     "any": ParametricLaw(
                         survival=survival,
-                        spread=spread_of(confidence, f"{model}"),
-                        confidence=trained_head_of(confidence, len(survival.values), f"{model}"),
+                        spread=spread_of(confidence, f"{model}'s drafters"),
+                        confidence=trained_head_of(confidence, len(survival.values), f"{model}'s drafters"),
                     )
                 },
             ),
@@ -199,8 +199,8 @@ def build_serving(
                 domains={
                     "any": ParametricLaw(
                         survival=_mtp_survival(model, mtp_accepted_length),
-                        spread=spread_of(confidence, f"MTP of {model}"),
-                        confidence=trained_head_of(confidence, 1, f"MTP of {model}"),
+                        spread=spread_of(confidence, f"{model}'s drafters"),
+                        confidence=trained_head_of(confidence, 1, f"{model}'s drafters"),
                     )
                 },
             ),
