@@ -22,8 +22,9 @@ def _check_mix(mix: dict[str, float]) -> dict[str, float]:
     total = sum(mix.values())
     if abs(total - 1) > 1e-9:
         raise ValueError(f"shares must sum to 1 (got {total:g})")
-    if not all(name.strip() for name in mix):
-        raise ValueError("a domain needs a name (got '')")
+    for name in mix:
+        if not name.strip():
+            raise ValueError(f"a domain needs a name (got '{name}')")
     return mix
 
 

@@ -108,9 +108,7 @@ class Quantiles:
         """Refuse a table that is no quantile function."""
         probabilities, tokens = self.probabilities, self.tokens
         if len(probabilities) != len(tokens):
-            raise ValueError(
-                f"tokens: must be as many as probabilities, {len(probabilities)} (got {len(tokens)} numbers)"
-            )
+            raise ValueError(f"tokens: must be as many as probabilities, {len(probabilities)} (got {len(tokens)})")
         if len(probabilities) < 2 or probabilities[0] != 0 or probabilities[-1] != 1:
             raise ValueError(
                 "probabilities: must begin with 0 and end with 1, for the least and the greatest length "

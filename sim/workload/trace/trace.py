@@ -178,7 +178,7 @@ def _refusal(faults: list[RowFault], columns: Columns, file: str) -> TraceError:
 
 
 def _indexed(texts: list[str] | None, usable: NDArray[np.bool_]) -> tuple[Ints | None, tuple[str, ...]]:
-    """Turn names into indices, in order of first mention; an empty name is '-', and where all are there is no column."""
+    """Turn names into indices, in order of first mention; an empty name is '-'. All empty: as without the column."""
     if texts is None or not any(texts):
         return None, ()
     index: dict[str, int] = {}
