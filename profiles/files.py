@@ -6,8 +6,10 @@ import hashlib
 import json
 import os
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +76,11 @@ class BankArrays:
     position: NDArray[np.int64]
 
 
+def _read_array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
+    with archive.open(name) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
 def load_bank(bank: Bank, profile_path: Path, draft_length: int) -> BankArrays:
     """Read the bank beside a profile; raises `ProfileError` if it is missing, altered or inconsistent."""
     path = profile_path.parent / bank.file
@@ -81,21 +88,27 @@ def load_bank(bank: Bank, profile_path: Path, draft_length: int) -> BankArrays:
         found = digest(path)
         if found != bank.sha256:
             raise ProfileError(Fault(f"sha256 is {found}; the profile says {bank.sha256}", str(path)))
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+        with zipfile.ZipFile(path) as archive:
+            arrays = {name.removesuffix(".npy"): _read_array(archive, name) for name in archive.namelist()}
     except OSError as fault:
         raise ProfileError(Fault(f"cannot read: {(fault.strerror or str(fault)).lower()}", str(path))) from None
-    except (ValueError, zipfile.BadZipFile, KeyError) as fault:
-        raise ProfileError(Fault(f"not an npz archive without pickle: {fault}", str(path))) from None
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as fault:
+        raise ProfileError(Fault(f"not an npz archive without pickle: {str(fault).lower()}", str(path))) from None
     expected = list(BankArrays.__dataclass_fields__)
     if sorted(arrays) != sorted(expected):
-        raise ProfileError(Fault(f"arrays are {', '.join(sorted(arrays))}; expected {', '.join(expected)}", str(path)))
+        found = ", ".join(sorted(arrays)) or "none"
+        raise ProfileError(Fault(f"arrays are {found}; expected {', '.join(expected)}", str(path)))
     rows = arrays["position"].shape[0] if arrays["position"].ndim == 1 else 0
     for name in expected:
         want = (rows,) if name in ("request", "position") else (rows, draft_length)
         array = arrays[name]
         if array.shape != want or rows == 0:
             raise ProfileError(Fault(f"{name} has shape {array.shape}; expected {want}, at least one row", str(path)))
+        kinds, noun = ("b", "true or false") if name == "accepted" else ("iu", "whole numbers")
+        if name in ("confidence_raw", "confidence", "chance"):
+            kinds, noun = "f", "numbers"
+        if array.dtype.kind not in kinds:
+            raise ProfileError(Fault(f"{name} holds {array.dtype}; expected {noun}", str(path)))
         if name in ("confidence_raw", "confidence", "chance") and not ((array >= 0) & (array <= 1)).all():
             raise ProfileError(Fault(f"{name} has values outside [0, 1]", str(path)))
     return BankArrays(

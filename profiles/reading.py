@@ -187,13 +187,20 @@ def validate(kind: Any, document: Document, error: type[InputError] = InputError
 def _faults(error: ValidationError, kind: Any, document: Document) -> Iterable[Fault]:
     seen: set[str] = set()
     faults = []
-    for item in error.errors(include_url=False):
+    items = error.errors(include_url=False)
+    for item in items:
+        if item["type"] == "too_short" and any(_within(other["loc"], item["loc"]) for other in items):
+            continue  # short only because pydantic left out the items that are at fault themselves
         path = _real_path(item["loc"], document.data, missing=item["type"] == "missing")
         fault = document.fault(_message(item, path, kind, document.data), path)
         if str(fault) not in seen:
             seen.add(str(fault))
             faults.append(fault)
     return sorted(faults, key=lambda fault: fault.line or 0)
+
+
+def _within(inner: Sequence[str | int], outer: Sequence[str | int]) -> bool:
+    return len(inner) > len(outer) and inner[: len(outer)] == outer
 
 
 def dotted(path: Path_) -> str:
@@ -261,7 +268,10 @@ def _message(item: Any, path: Path_, kind: Any, data: Any) -> str:
     text = str(item["msg"])
     if sort == "value_error" and "error" in ctx:
         text = str(ctx["error"])
-        return text if "(got" in text else text + got
+        is_cut = got.endswith("...)") and isinstance(item["input"], dict | list)  # a whole section helps nobody
+        return text if "(got" in text or is_cut else text + got
+    if sort == "too_short":
+        return f"expected at least {ctx['min_length']} item{'s' * (ctx['min_length'] > 1)}{got}"
     if sort in ("assertion_error", "json_invalid"):
         return text
     text = text.removeprefix("Input should be ").removeprefix("Value error, ")

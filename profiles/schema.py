@@ -6,6 +6,7 @@ acceptance, or both; a scenario may take the two from different profiles.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Literal
 
 import numpy as np
@@ -62,8 +63,9 @@ class Segment(Section):
     def _is_a_table(self) -> Segment:
         if len(self.sizes) != len(self.seconds):
             raise ValueError(f"sizes and seconds differ in length: {len(self.sizes)} and {len(self.seconds)}")
-        if any(b <= a for a, b in zip(self.sizes, self.sizes[1:], strict=False)):
-            raise ValueError("sizes must rise")
+        for before, size in pairwise(self.sizes):
+            if size <= before:
+                raise ValueError(f"sizes must rise: {size} follows {before}")
         return self
 
 
@@ -103,6 +105,12 @@ class LawCurve(Section):
     max_size: Tokens
     beyond: Beyond = "refuse"
     provenance: Provenance
+
+    @model_validator(mode="after")
+    def _has_a_range(self) -> LawCurve:
+        if self.min_size > self.max_size:
+            raise ValueError(f"min_size must not exceed max_size: {self.min_size} and {self.max_size}")
+        return self
 
 
 Curve = Annotated[TableCurve | LawCurve, Field(discriminator="kind")]
@@ -249,7 +257,7 @@ class Drafter(Section):
                 ):
                     if len(values) != self.trained_length:
                         raise ValueError(
-                            f"domains.{domain}.{name} has {len(values)} positions; trained_length is {self.trained_length}"
+                            f"domains.{domain}.{name} has length {len(values)}; trained_length is {self.trained_length}"
                         )
         return self
 

@@ -1,0 +1,143 @@
+"""Curves evaluated: what a step costs at every size, and where that is not known."""
+
+import numpy as np
+import pytest
+
+from profiles.curves import draft_cost, evaluate, known_range, step_cost
+from profiles.errors import ProfileError
+from profiles.schema import (
+    DraftCost,
+    LawCurve,
+    LinearPrefill,
+    PrefillAsVerify,
+    Provenance,
+    Segment,
+    SourcedSeconds,
+    StepTime,
+    TableCurve,
+)
+
+SOURCED = Provenance(origin="fitted", source="a test")
+
+
+def table(*segments: Segment, beyond: str = "refuse") -> TableCurve:
+    return TableCurve(segments=segments, beyond=beyond, provenance=SOURCED)  # type: ignore[arg-type]
+
+
+GRAPHS = Segment(between="round_up", sizes=(2, 4, 8), seconds=(0.02, 0.05, 0.03))
+EAGER = Segment(between="linear", sizes=(16, 32), seconds=(0.4, 0.8))
+LINE = Segment(between="linear", sizes=(2, 4, 8), seconds=(0.02, 0.05, 0.03))
+
+
+def test_graph_sizes_are_padded_to_and_jags_are_kept() -> None:
+    assert evaluate(table(GRAPHS), 8, "x").seconds.tolist() == [0, 0.02, 0.02, 0.05, 0.05, 0.03, 0.03, 0.03, 0.03]
+
+
+def test_between_measured_sizes_a_linear_segment_interpolates() -> None:
+    seconds = evaluate(table(LINE), 8, "x").seconds
+    np.testing.assert_allclose(seconds, [0, 0.02, 0.02, 0.035, 0.05, 0.045, 0.04, 0.035, 0.03])
+
+
+def test_past_a_segment_the_next_one_rules_alone() -> None:
+    seconds = evaluate(table(GRAPHS, EAGER), 32, "x").seconds
+    assert seconds[8] == 0.03
+    assert seconds[9:17].tolist() == [0.4] * 8  # the cliff: no straight line from 0.03 to 0.4
+    assert seconds[24] == pytest.approx(0.6)
+
+
+def test_no_work_takes_no_time_and_a_step_has_a_floor() -> None:
+    law = LawCurve(floor_s=0.01, per_unit_s=0.001, min_size=5, max_size=50, provenance=SOURCED)
+    for curve, floor in ((table(GRAPHS), 0.02), (law, 0.015)):
+        seconds = evaluate(curve, 8, "x").seconds
+        assert seconds[0] == 0.0
+        assert seconds[1] == pytest.approx(floor)
+
+
+def test_a_law_is_its_formula() -> None:
+    law = LawCurve(
+        floor_s=0.01, saturating_s=0.004, saturation=20.0, per_unit_s=0.001, max_size=100, provenance=SOURCED
+    )
+    sizes = np.arange(1, 101)
+    expected = 0.01 + 0.004 * (1 - np.exp(-sizes / 20.0)) + 0.001 * sizes
+    np.testing.assert_allclose(evaluate(law, 100, "x").seconds[1:], expected)
+
+
+def test_beyond_the_range_a_profile_refuses() -> None:
+    with pytest.raises(ProfileError) as fault:
+        evaluate(table(GRAPHS), 9, "step_time.verify (batch tokens)")
+    assert str(fault.value) == (
+        "step_time.verify (batch tokens) is known up to 8; 9 was asked for and the profile does not extrapolate"
+    )
+
+
+def test_beyond_the_range_a_law_goes_on_with_its_last_slope() -> None:
+    law = LawCurve(
+        floor_s=0.01,
+        saturating_s=0.004,
+        saturation=20.0,
+        per_unit_s=0.001,
+        max_size=10,
+        beyond="extrapolate",
+        provenance=SOURCED,
+    )
+    found = evaluate(law, 30, "x")
+    slope = 0.001 + 0.004 / 20 * np.exp(-10 / 20)
+    np.testing.assert_allclose(np.diff(found.seconds[10:]), slope)
+    assert (found.known_from, found.known_to) == (1, 10)
+
+
+def test_beyond_a_table_the_last_segments_slope_goes_on_but_never_down() -> None:
+    rising = evaluate(table(GRAPHS, EAGER, beyond="extrapolate"), 34, "x").seconds
+    assert rising[34] == pytest.approx(0.8 + 2 * 0.4 / 16)
+    falling = Segment(between="linear", sizes=(1, 2), seconds=(0.5, 0.1))
+    assert evaluate(table(falling, beyond="extrapolate"), 9, "x").seconds[9] == pytest.approx(0.1)
+    single = Segment(between="linear", sizes=(4,), seconds=(0.5,))
+    assert evaluate(table(single, beyond="extrapolate"), 9, "x").seconds[1:].tolist() == [0.5] * 9
+
+
+def test_evaluated_arrays_cannot_be_written() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        evaluate(table(GRAPHS), 8, "x").seconds[1] = 0.0
+
+
+def test_known_range() -> None:
+    assert known_range(table(GRAPHS, EAGER)) == (2, 32)
+
+
+LAW = LawCurve(floor_s=0.01, per_unit_s=0.001, max_size=100, provenance=SOURCED)
+PREFILL = LinearPrefill(floor_s=0.005, per_token_s=0.0001, provenance=SOURCED)
+
+
+def sourced(seconds: float) -> SourcedSeconds:
+    return SourcedSeconds(seconds=seconds, provenance=SOURCED)
+
+
+def test_a_step_adds_up() -> None:
+    step_time = StepTime(
+        verify=LAW,
+        prefill=PREFILL,
+        per_request=sourced(0.002),
+        per_context_token=sourced(1e-6),
+        overhead=sourced(0.003),
+    )
+    cost = step_cost(step_time, 50)
+    decoding = 0.003 + 0.002 * 4 + 1e-6 * 5000 + (0.01 + 0.001 * 12)
+    assert cost.target_s(4, 12, 5000, 0) == pytest.approx(decoding)
+    assert cost.target_s(4, 12, 5000, 30) == pytest.approx(decoding + 0.0001 * 30)
+    assert cost.target_s(0, 0, 0, 30) == pytest.approx(0.003 + 0.005 + 0.0001 * 30)
+
+
+def test_prompts_may_cost_what_verified_tokens_cost() -> None:
+    cost = step_cost(StepTime(verify=LAW, prefill=PrefillAsVerify(provenance=SOURCED)), 50)
+    assert cost.target_s(4, 12, 0, 30) == pytest.approx(0.01 + 0.001 * 42)
+    assert cost.target_s(0, 0, 0, 30) == pytest.approx(0.01 + 0.001 * 30)
+
+
+def test_draft_cost_is_by_drafter() -> None:
+    step_time = StepTime(verify=LAW, prefill=PREFILL, draft={"chain": DraftCost(per="token", curve=LAW)})
+    found, per_token = draft_cost(step_time, "chain", 3)
+    assert per_token
+    np.testing.assert_allclose(found.seconds, [0, 0.011, 0.012, 0.013])
+    with pytest.raises(ProfileError) as fault:
+        draft_cost(step_time, "block", 3)
+    assert str(fault.value) == "step_time.draft: no draft cost for drafter 'block'; known: chain"
