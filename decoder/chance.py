@@ -16,6 +16,7 @@ token       position of the emitted token           likewise
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sim.rng import Streams, uniform
+from sim.rng import Streams
 
 #: Draft offsets share a 64-bit key with the anchor's position; no block is this long.
 OFFSETS = 4096
@@ -46,13 +47,16 @@ class Luck(Protocol):
 
 
 def token_at(probs: Tensor, level: float) -> int:
-    """Return the token whose share of the cumulative distribution holds ``level``, in (0, 1).
+    """Return the token whose share of the cumulative distribution holds ``level``, in [0, 1).
 
     The sum runs in float64 whatever the dtype: with 150,000 tokens, float32 would shift the law by more than the
     acceptance test can see. A token without probability is never returned.
     """
     cumulative = probs.to(torch.float64).cumsum(-1)
-    index = int(torch.searchsorted(cumulative, level * cumulative[-1], right=True))
+    total = float(cumulative[-1])
+    if not 0 < total < math.inf:
+        raise ValueError(f"not a distribution: its sum is {total}")
+    index = int(torch.searchsorted(cumulative, level * total, right=True))
     if index >= probs.shape[-1]:
         # Rounding put the level on the total; the last token that has any probability owns it.
         index = int(torch.nonzero(probs)[-1])
@@ -65,17 +69,19 @@ class KeyedLuck:
 
     seed: int
     request_id: str
-    _keys: dict[str, np.uint64] = field(init=False, repr=False, compare=False)
+    _keys: dict[str, tuple[int, int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         streams = Streams(self.seed)
-        keys = {purpose: streams.key("decoder", purpose) for purpose in ("draft", "acceptance", "token")}
-        keys["request"] = streams.key("request", self.request_id)
+        request = int(streams.key("request", self.request_id))
+        purposes = ("draft", "acceptance", "token")
+        keys = {purpose: (int(streams.key("decoder", purpose)), request) for purpose in purposes}
         object.__setattr__(self, "_keys", keys)
 
     def uniform(self, purpose: str, place: int) -> float:
-        """Return the uniform in (0, 1) of a purpose at a place."""
-        return float(uniform(self._keys[purpose], self._keys["request"], np.uint64(place)))
+        """Return the uniform in [0, 1) of a purpose at a place: a counter-based generator, read once."""
+        bits = np.random.Philox(key=self._keys[purpose], counter=place)
+        return float(np.random.Generator(bits).random())
 
     def draft(self, probs: Tensor, anchor_position: int, offset: int) -> int:
         """Draw a draft token; see `Luck`."""
