@@ -16,15 +16,13 @@ token       position of the emitted token           likewise
 
 from __future__ import annotations
 
+import hashlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
-
-from sim.rng import Streams
 
 #: Draft offsets share a 64-bit key with the anchor's position; no block is this long.
 OFFSETS = 4096
@@ -65,23 +63,16 @@ def token_at(probs: Tensor, level: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KeyedLuck:
-    """Draws keyed by seed, request and position."""
+    """Draws keyed by seed, request and position: a keyed hash, read as a uniform."""
 
     seed: int
     request_id: str
-    _keys: dict[str, tuple[int, int]] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        streams = Streams(self.seed)
-        request = int(streams.key("request", self.request_id))
-        purposes = ("draft", "acceptance", "token")
-        keys = {purpose: (int(streams.key("decoder", purpose)), request) for purpose in purposes}
-        object.__setattr__(self, "_keys", keys)
 
     def uniform(self, purpose: str, place: int) -> float:
-        """Return the uniform in [0, 1) of a purpose at a place: a counter-based generator, read once."""
-        bits = np.random.Philox(key=self._keys[purpose], counter=place)
-        return float(np.random.Generator(bits).random())
+        """Return the uniform in [0, 1) of a purpose at a place, with 53 bits."""
+        name = f"{self.seed}\x1f{self.request_id}\x1f{purpose}\x1f{place}".encode()
+        bits = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
+        return (bits >> 11) / 2**53
 
     def draft(self, probs: Tensor, anchor_position: int, offset: int) -> int:
         """Draw a draft token; see `Luck`."""
