@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from profiles.errors import Fault, InputError, exit_code_of
@@ -15,7 +16,7 @@ from profiles.recipes.sources import Shared
 log = logging.getLogger("profiles.build")
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Build the named profiles, or all of them."""
     parser = argparse.ArgumentParser(
         prog="python -m profiles.build",
@@ -27,16 +28,17 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, default=SHIPPED, help="folder to write to (default: where they are shipped)"
     )
-    arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
     for name in arguments.names or PROFILES:
         if name not in PROFILES:
             raise InputError(Fault(f"unknown profile '{name}'; known: {', '.join(PROFILES)}"))
     shared = Shared(arguments.shared)
     for name in arguments.names or PROFILES:
+        profile = PROFILES[name](shared)
         path = arguments.out / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_profile(PROFILES[name](shared), path)
+        save_profile(profile, path)
         log.info("%s", path)
     return 0
 

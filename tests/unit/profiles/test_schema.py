@@ -33,11 +33,13 @@ GOOD: Json = {
 
 
 def verify(profile: Json) -> Json:
-    return profile["step_time"]["verify"]
+    found: Json = profile["step_time"]["verify"]
+    return found
 
 
 def law(profile: Json) -> Json:
-    return profile["acceptance"]["toy"]["domains"]["any"]
+    found: Json = profile["acceptance"]["toy"]["domains"]["any"]
+    return found
 
 
 def with_law(**changes: object) -> Callable[[Json], object]:
@@ -81,8 +83,8 @@ FAULTS: list[tuple[Callable[[Json], object], str]] = [
     # keys
     (
         with_law(flor_s=1),
-        "15: step_time.verify.flor_s: unknown key; did you mean 'floor_s'? known: kind, floor_s, per_unit_s, saturating_s, "
-        "saturation, min_size, max_size, beyond, provenance",
+        "15: step_time.verify.flor_s: unknown key; did you mean 'floor_s'? known: kind, floor_s, per_unit_s, "
+        "saturating_s, saturation, min_size, max_size, beyond, provenance",
     ),
     (with_law(kind="lawn"), "6: step_time.verify: unknown kind 'lawn'; known: table, law"),
     (lambda p: p.pop("name"), "1: name: missing"),
