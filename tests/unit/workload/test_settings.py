@@ -33,8 +33,8 @@ WRITTEN = {
     "closed_loop, users: 8, think_time: 2s, think: fixed, ramp: 10s": ClosedLoop(
         users=8, think_time=2, think="fixed", ramp=10
     ),
-    "replay, path: t.csv, format: azure, speed_up: 2, window: {from: 1min, until: 2min}, sample: 0.5, ties: keep": Replay(
-        path="t.csv", format="azure", speed_up=2, window=Window(from_=60, until=120), sample=0.5, ties="keep"
+    "replay, path: t.csv, format: azure, speed_up: 2, window: {from: 1min}, sample: 0.5, ties: keep": Replay(
+        path="t.csv", format="azure", speed_up=2, window=Window(from_=60), sample=0.5, ties="keep"
     ),
 }
 
@@ -68,15 +68,12 @@ def test_a_section_dumps_to_what_it_was_read_from(read):
     text = (
         "arrivals: {kind: peak, base_per_s: 20, peak_per_s: 80, from: 10min, until: 15min}\n"
         "lengths: {prompt: {kind: fixed, tokens: 3}, output: {kind: lognormal, median: 3, p95: 9}}\n"
-        "domains: [{at: 5us, mix: {math: 1}}]\n"
-    ).replace("5us", "0s")
+        "domains: [{at: 0s, mix: {math: 1}}, {at: 90s, mix: {code: 1}}]\n"
+    )
     traffic = read(text)
     dumped = traffic.model_dump(mode="json", by_alias=True, exclude_none=True)
     assert dumped["arrivals"]["from"] == "10min"
-    assert (
-        type(traffic).model_validate_json(type(traffic).model_validate(traffic).model_dump_json(by_alias=True))
-        == traffic
-    )
+    assert type(traffic).model_validate_json(traffic.model_dump_json(by_alias=True)) == traffic
 
 
 ARRIVALS_FAULTS = [
@@ -101,7 +98,8 @@ ARRIVALS_FAULTS = [
     ),
     (
         "diurnal, mean_per_s: 2, amplitude: 1, period: 24, peak_at: 0s",
-        "s.yaml:1: arrivals.period: expected a duration such as '30s': a number and one of us, ms, s, min or h (got 24)",
+        "s.yaml:1: arrivals.period: expected a duration such as '30s': a number and one of us, ms, s, min or h "
+        "(got 24)",
     ),
     (
         "peak, base_per_s: 5, peak_per_s: 5, from: 1s, until: 2s",

@@ -81,8 +81,8 @@ def test_unknown_fields(write):
     path = write("t.jsonl", '{"arrival_ms": 0.0, "input_length": 906, "output_length": 446}')
     assert refusal(path) == [
         "t.jsonl:1: unknown fields: arrival_ms, input_length, output_length; known: bailian (timestamp, input_length, "
-        "output_length, hash_ids, chat_id, parent_chat_id); ragpulse (timestamp, input_length, output_length, hash_ids, "
-        "session_id); mooncake (timestamp, input_length, output_length, hash_ids); own (arrived_s, prompt_tokens, "
+        "output_length, hash_ids, chat_id, parent_chat_id); ragpulse (timestamp, input_length, output_length, "
+        "hash_ids, session_id); mooncake (timestamp, input_length, output_length, hash_ids); own (arrived_s, prompt_tokens, "
         "output_tokens)"
     ]
 
