@@ -9,6 +9,7 @@ import numpy as np
 import simpy
 
 from sim.batching.disaggregated import Disaggregated
+from sim.clock import Clock
 from sim.engine import Engine
 from sim.errors import InvariantError
 from sim.kernels import (
@@ -63,7 +64,7 @@ def simulate(
     ``on_progress`` is called with the simulated seconds after each of `SLICES` slices. Every run ends with a check
     that requests, tokens and KV blocks add up; `InvariantError` means a bug of ours.
     """
-    env = simpy.Environment()
+    env = Clock()
     log = RequestLog.of_table(traffic) if isinstance(traffic, RequestTable) else RequestLog(2 * traffic.count)
     requests_held = np.zeros(replicas, np.int64)
     kv_held = np.zeros(replicas, np.int64)
@@ -80,8 +81,28 @@ def simulate(
         pool = PrefillPool(env, engine.prefill, engine, log, recorder, replicas, hand_on)
         for index in range(engine.prefill.replicas):
             env.process(pool.run(index))
+
+    def next_arrival_s(index: int) -> float:
+        """Before this instant nothing reaches replica ``index``."""
+        ahead = 0 if replicas == 1 else route.arrivals_ahead(index, replicas)
+        if ahead is None:
+            return -np.inf
+        row = log.size + ahead
+        return min(float(log.times[ARRIVED, row]), horizon_s) if row < log.capacity else horizon_s
+
+    is_open = isinstance(traffic, RequestTable) and pool is None
     fleet = [
-        Replica(env, index, engine, log, recorder, requests_held, kv_held, pool.recompute if pool else None)
+        Replica(
+            env,
+            index,
+            engine,
+            log,
+            recorder,
+            requests_held,
+            kv_held,
+            pool.recompute if pool else None,
+            next_arrival_s if is_open else None,
+        )
         for index in range(replicas)
     ]
     for replica in fleet:
@@ -113,22 +134,22 @@ def simulate(
 
 
 def _arrive(
-    env: simpy.Environment, log: RequestLog, table: RequestTable, submit: Callable[[int], None]
+    env: Clock, log: RequestLog, table: RequestTable, submit: Callable[[int], None]
 ) -> Generator[simpy.Event, None, None]:
     for row, arrived_s in enumerate(table.arrived_s.tolist()):
         if arrived_s > env.now:
-            yield env.timeout(arrived_s - env.now)
+            yield env.at(arrived_s, first=True)
         log.size = row + 1
         submit(row)
 
 
-def _start_users(env: simpy.Environment, log: RequestLog, users: Users, submit: Callable[[int], None]) -> None:
+def _start_users(env: Clock, log: RequestLog, users: Users, submit: Callable[[int], None]) -> None:
     """Let every user ask, wait for the end, think, and ask again."""
     asked: list[tuple[int, int]] = []
 
     def ask(user: int, turn: int, ready_s: float) -> Generator[simpy.Event, None, None]:
         request = users.turn(user, turn, ready_s)
-        yield env.timeout(max(request.arrived_s - env.now, 0.0))
+        yield env.at(request.arrived_s, first=True)
         row = log.add(env.now, request.prompt_tokens, request.output_tokens, request.domain, user << 32 | turn)
         asked.append((user, turn))
         submit(row)

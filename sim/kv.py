@@ -38,6 +38,11 @@ class KvPool:
         self.free += blocks
         self.check()
 
+    def set_free(self, blocks: int) -> None:
+        """Take over the number of free blocks from whoever took and gave back in the meantime."""
+        self.free = blocks
+        self.check()
+
     def check(self) -> None:
         """Raise `InvariantError` unless 0 <= free <= total."""
         if not 0 <= self.free <= self.total:

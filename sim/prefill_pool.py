@@ -10,6 +10,7 @@ import numpy as np
 import simpy
 
 from sim.batching.disaggregated import Disaggregated
+from sim.clock import Clock
 from sim.engine import Engine
 from sim.kernels import ADMITTED, ARRIVED, ENDED, OUT
 from sim.recorder import Recorder
@@ -40,7 +41,7 @@ class PrefillPool:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Clock,
         settings: Disaggregated,
         engine: Engine,
         log: RequestLog,

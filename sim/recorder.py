@@ -23,32 +23,44 @@ class Recorder:
     """
 
     steps: Literal["full", "per_second"] = "full"
-    _block: NDArray[np.float64] = field(default_factory=lambda: np.empty((BLOCK_ROWS, len(STEP_COLUMNS))))
-    _used: int = 0
+    #: Rows written so far of the block under way, ``[BLOCK_ROWS, columns]``; kernels write there.
+    block: NDArray[np.float64] = field(default_factory=lambda: np.empty((BLOCK_ROWS, len(STEP_COLUMNS))))
+    used: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
     _blocks: list[NDArray[np.float64]] = field(default_factory=list)
 
     def record(self, row: tuple[float, ...]) -> None:
         """Add a step; the tuple follows `STEP_COLUMNS`."""
-        if self._used == BLOCK_ROWS:
-            self._flush()
-        self._block[self._used] = row
-        self._used += 1
+        self.block[self.used[0]] = row
+        self.used[0] += 1
+        if self.used[0] == BLOCK_ROWS:
+            self.flush()
 
-    def _flush(self) -> None:
-        rows = self._block[: self._used]
+    def add_first_tokens(self, delivered: int, *, running: int, kv_blocks: int) -> None:
+        """Add to the last row the tokens that prompts delivered at its end, and what the replica then holds."""
+        row = self.block[self.used[0] - 1]
+        row[_INDEX["output_tokens"]] += delivered
+        row[_INDEX["first_tokens"]] += delivered
+        row[_INDEX["running"]] = running
+        row[_INDEX["kv_blocks"]] = kv_blocks
+
+    def flush(self) -> None:
+        """Put the block away and begin a new one."""
+        rows = self.block[: self.used[0]]
         self._blocks.append(rows.copy() if self.steps == "full" else _per_second(rows))
-        self._used = 0
+        self.used[0] = 0
         if self.steps == "per_second" and len(self._blocks) == 64:
             self._blocks = [_per_second(np.concatenate(self._blocks))]
 
     def columns(self) -> Columns:
-        """Return all step rows as columns, in order of their end."""
-        self._flush()
+        """Return all step rows as columns, in order of their end, then of replica."""
+        self.flush()
         rows = np.concatenate(self._blocks)
         if self.steps == "per_second":
             rows = _per_second(rows)
+        else:
+            rows = rows[np.lexsort((rows[:, _INDEX["replica"]], rows[:, _INDEX["ended_s"]]))]
         return {
-            name: rows[:, column] if name in STEP_FLOATS else rows[:, column].astype(np.int64)
+            name: rows[:, column].copy() if name in STEP_FLOATS else rows[:, column].astype(np.int64)
             for name, column in _INDEX.items()
         }
 

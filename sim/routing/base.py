@@ -24,6 +24,10 @@ class Route(Protocol):
         """
         ...
 
+    def arrivals_ahead(self, index: int, replicas: int) -> int | None:
+        """Return how many arrivals go elsewhere before one goes to ``index``; None where that depends on their state."""
+        ...
+
 
 class Router(Protocol):
     """Frozen settings of a router."""

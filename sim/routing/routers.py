@@ -37,10 +37,24 @@ class Turns:
         self.next = turn + 1
         return turn
 
+    def arrivals_ahead(self, index: int, replicas: int) -> int | None:
+        """Count the turns."""
+        return (index - self.next) % replicas
+
+
+class LooksAtState:
+    """A router whose picks depend on what the replicas hold."""
+
+    __slots__ = ()
+
+    def arrivals_ahead(self, index: int, replicas: int) -> int | None:
+        """Not known ahead."""
+        return None
+
 
 @ROUTERS.register("least_requests")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeastRequests:
+class LeastRequests(LooksAtState):
     """The replica with the fewest requests, waiting or running."""
 
     kind: Literal["least_requests"] = "least_requests"
@@ -56,7 +70,7 @@ class LeastRequests:
 
 @ROUTERS.register("least_kv")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeastKv:
+class LeastKv(LooksAtState):
     """The replica with the fewest KV blocks in use; among equals, the one with the fewest requests."""
 
     kind: Literal["least_kv"] = "least_kv"
@@ -72,7 +86,7 @@ class LeastKv:
 
 @ROUTERS.register("power_of_two")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PowerOfTwo:
+class PowerOfTwo(LooksAtState):
     """Of two replicas drawn at random, the one with fewer requests (Mitzenmacher 2001)."""
 
     kind: Literal["power_of_two"] = "power_of_two"
