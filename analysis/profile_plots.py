@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,6 +13,7 @@ from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
 from scipy.special import expit, logit, ndtr
 
+from analysis.style import plot_style, save
 from profiles.curves import evaluate, known_range
 from profiles.files import load_bank
 from profiles.schema import Bank, Curve, DomainLaw, Drafter, ParametricLaw, Profile, StepTime, TableCurve, conditional
@@ -21,18 +21,6 @@ from sim.acceptance import solve_means
 
 Floats = NDArray[np.float64]
 
-STYLE: Any = {
-    "svg.hashsalt": "dspark-sim",
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#dddddd",
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "lines.linewidth": 1.5,
-}
 #: Okabe and Ito's colours, which stay apart for colour-blind readers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
 #: Draft costs may coincide: each next line is broken, so that it does not hide the one before.
@@ -48,7 +36,7 @@ def draw_profile(profile: Profile, path: Path, folder: Path) -> Iterator[Path]:
         The profile's file: banks lie beside it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context(STYLE):
+    with plot_style():
         figures = {}
         if profile.step_time is not None:
             figures["step_time"] = _draw_step_time(profile.name, profile.step_time)
@@ -56,17 +44,7 @@ def draw_profile(profile: Profile, path: Path, folder: Path) -> Iterator[Path]:
             figures["acceptance"] = _draw_acceptance(profile, path)
             figures["confidence"] = _draw_confidence(profile, path)
         for name, figure in figures.items():
-            yield from _save(figure, folder / name)
-
-
-def _save(figure: Figure, stem: Path) -> Iterator[Path]:
-    metadata: dict[str, dict[str, str | None]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
-    for kind, extra in metadata.items():
-        path = stem.with_suffix(f".{kind}")
-        part = stem.with_suffix(f".{kind}.part")
-        figure.savefig(part, format=kind, dpi=150, metadata=extra)
-        part.replace(path)
-        yield path
+            yield from save(figure, folder / name)
 
 
 # ---------------------------------------------------------------------------------------------------------------- time

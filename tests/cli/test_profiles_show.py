@@ -5,11 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from profiles import build
 from profiles.errors import exit_code_of
-from profiles.files import SHIPPED, find_profile, known_profiles, load_profile
+from profiles.files import SHIPPED, digest, find_profile, known_profiles, load_profile
 from profiles.schema import provenances
 from profiles.show import main
 
@@ -171,3 +172,33 @@ def test_build_faults_exit_with_2(name: str, message: str, tmp_path: Path, capsy
     assert exit_code_of(lambda: build.main([name, "--shared", "none", "--out", "out"])) == 2
     assert capsys.readouterr().err == f"{message}\n"
     assert not (tmp_path / "out").exists()
+
+
+def test_a_recorded_bank_is_shown_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two texts of 50 positions, blocks of 2; every draft token has the chance that its confidence says."""
+    chance = np.tile(np.linspace(0.5, 0.9, 100)[:, None], (1, 2))
+    np.savez(
+        tmp_path / "toy.npz",
+        confidence_raw=np.sqrt(chance),
+        confidence=chance,
+        chance=chance,
+        accepted=chance > 0.7,
+        request=np.repeat([0, 1], 50),
+        position=np.tile(np.arange(50), 2),
+    )
+    bank = {
+        "kind": "bank",
+        "file": "toy.npz",
+        "sha256": digest(tmp_path / "toy.npz"),
+        "provenance": {"origin": "measured", "source": "a test", "hardware": "none"},
+    }
+    drafter = {"kind": "chain", "trained_length": 2, "confidence_reads": "own_token", "domains": {"code": bank}}
+    profile = {"format": "dspark-profile/1", "name": "toy", "description": "a toy", "acceptance": {"toy": drafter}}
+    (tmp_path / "toy.json").write_text(json.dumps(profile))
+    assert main(["toy.json", "--out", "plots"]) == 0
+    out = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "drafter toy: chain, trained for 2 tokens; confidence reads its own token" in out
+    assert f"code survival {chance[:, 0].mean():.3f} {(chance[:, 0] ** 2).mean():.3f}" in out
+    assert "code: bank of 100 positions of 2 texts" in out
+    assert "0 of 1 values are assumed" in out
+    assert len(list((tmp_path / "plots").iterdir())) == 4

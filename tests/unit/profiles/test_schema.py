@@ -72,12 +72,12 @@ FAULTS: list[tuple[Callable[[Json], object], str]] = [
         "(got 'guessed')",
     ),
     # numbers
-    (with_law(floor_s=float("nan")), "8: step_time.verify.floor_s: expected a valid number (got 'NaN')"),
-    (with_law(floor_s=float("-inf")), "8: step_time.verify.floor_s: expected a valid number (got '-Infinity')"),
-    (with_law(floor_s=-1), "8: step_time.verify.floor_s: expected greater than or equal to 0 (got -1)"),
-    (with_law(floor_s="3 ms"), "8: step_time.verify.floor_s: expected a valid number (got '3 ms')"),
-    (with_law(floor_s=True), "8: step_time.verify.floor_s: expected a valid number (got true)"),
-    (with_law(max_size=10.5), "10: step_time.verify.max_size: expected a valid integer (got 10.5)"),
+    (with_law(floor_s=float("nan")), "8: step_time.verify.floor_s: expected a number (got 'NaN')"),
+    (with_law(floor_s=float("-inf")), "8: step_time.verify.floor_s: expected a number (got '-Infinity')"),
+    (with_law(floor_s=-1), "8: step_time.verify.floor_s: expected at least 0 (got -1)"),
+    (with_law(floor_s="3 ms"), "8: step_time.verify.floor_s: expected a number (got '3 ms')"),
+    (with_law(floor_s=True), "8: step_time.verify.floor_s: expected a number (got true)"),
+    (with_law(max_size=10.5), "10: step_time.verify.max_size: expected a whole number (got 10.5)"),
     (with_law(min_size=200), "6: step_time.verify: min_size must not exceed max_size: 200 and 100"),
     (with_law(beyond="guess"), "15: step_time.verify.beyond: expected 'refuse' or 'extrapolate' (got 'guess')"),
     # keys
@@ -102,11 +102,11 @@ FAULTS: list[tuple[Callable[[Json], object], str]] = [
     ),
     (
         with_segments(segment(seconds=[0, 0.2])),
-        "16: step_time.verify.segments[0].seconds[0]: expected greater than 0 (got 0)",
+        "16: step_time.verify.segments[0].seconds[0]: expected above 0 (got 0)",
     ),
     (
         with_segments(segment(sizes=[0, 8])),
-        "12: step_time.verify.segments[0].sizes[0]: expected greater than or equal to 1 (got 0)",
+        "12: step_time.verify.segments[0].sizes[0]: expected at least 1 (got 0)",
     ),
     (with_segments(segment(), segment()), "6: step_time.verify: segments overlap: 1 follows 8"),
     (with_segments(), "8: step_time.verify.segments: expected at least 1 item (got [])"),
@@ -117,7 +117,7 @@ FAULTS: list[tuple[Callable[[Json], object], str]] = [
     ),
     (
         lambda p: law(p)["survival"].update(values=[1.5, 0.6]),
-        "35: acceptance.toy.domains.any.survival.values[0]: expected less than or equal to 1 (got 1.5)",
+        "35: acceptance.toy.domains.any.survival.values[0]: expected at most 1 (got 1.5)",
     ),
     (
         lambda p: law(p)["survival"].update(values=[0.5]),
@@ -129,7 +129,7 @@ FAULTS: list[tuple[Callable[[Json], object], str]] = [
     ),
     (
         lambda p: law(p)["confidence"].update(raw_temperature=[0, 1]),
-        "53: acceptance.toy.domains.any.confidence.raw_temperature[0]: expected greater than 0 (got 0)",
+        "53: acceptance.toy.domains.any.confidence.raw_temperature[0]: expected above 0 (got 0)",
     ),
     (
         lambda p: p["acceptance"]["toy"].update(domains={}),
@@ -139,7 +139,7 @@ FAULTS: list[tuple[Callable[[Json], object], str]] = [
         lambda p: p["acceptance"]["toy"]["domains"].update(
             any={"kind": "bank", "file": "../x.npz", "sha256": "0" * 64, "provenance": SOURCED}
         ),
-        "33: acceptance.toy.domains.any.file: string should match pattern '^[A-Za-z0-9_.-]+\\.npz$' (got '../x.npz')",
+        "33: acceptance.toy.domains.any.file: expected text of the pattern ^[A-Za-z0-9_.-]+\\.npz$ (got '../x.npz')",
     ),
 ]
 
@@ -178,13 +178,20 @@ TEXT = json.dumps(GOOD, indent=1)
         (b"", ":1: empty file; expected a mapping of keys to values"),
         (b" \n\n", ":1: empty file; expected a mapping of keys to values"),
         (b"[1, 2]", ":1: expected a mapping of keys to values (got [1, 2])"),
-        (TEXT[: TEXT.index("per_token_s")].encode(), ":19: found unexpected end of stream"),
-        (TEXT[: TEXT.index('"per_token_s"')].encode(), ":19: expected the node content, but found '<stream end>'"),
+        (
+            TEXT[: TEXT.index("per_token_s")].encode(),
+            ":19: syntax error: found unexpected end of the file, while scanning a quoted text (from line 19)",
+        ),
+        (
+            TEXT[: TEXT.index('"per_token_s"')].encode(),
+            ":19: syntax error: expected the node content, but found the end of the file, while parsing a flow node "
+            "(from line 19)",
+        ),
         (TEXT.replace("a toy", "\xff").encode("latin-1"), ":4: not UTF-8 text (byte 0xff)"),
         (TEXT.encode("utf-16"), ":1: not UTF-8 text (byte 0xff)"),
         (
             TEXT.replace(' "name": "toy",', ' "name": "toy",\n "name": "boy",').encode(),
-            ':4: found duplicate key "name" with value "boy" (original value: "toy")',
+            ":4: duplicate key 'name'",
         ),
     ],
     ids=["empty", "blank", "list", "cut in a word", "cut between", "latin-1", "utf-16", "duplicate key"],
