@@ -87,7 +87,7 @@ def _beats(one: XY, other: XY) -> bool:
 
 
 def curves(points: Sequence[FrontierPoint]) -> dict[str, list[FrontierPoint]]:
-    """Return each policy's points in order of load: by number if all are numbers (``64``, ``key=64``), else as given."""
+    """Return each policy's points in order of load: by number if all have one (``64``, ``key=64``), else as given."""
     found: dict[str, list[FrontierPoint]] = {}
     for point in points:
         found.setdefault(point.policy, []).append(point)

@@ -102,24 +102,25 @@ def _level(values: Floats) -> float:
 
 
 def running_median(x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """Return the medians of x and y over runs of neighbours in x (sorted); NaN where a stretch of x has no values.
+    """Return the medians of x and y in a window that slides over x (sorted); NaN where a stretch has too few values.
 
-    Empty where there are fewer than `LEAST_FOR_MEDIAN` values.
+    The window is a twelfth to a third of their range, the more values the narrower, and asks for 3 of them. Empty where
+    there are fewer than `LEAST_FOR_MEDIAN` values.
     """
     if x.size < LEAST_FOR_MEDIAN or x[-1] == x[0]:
         return np.empty(0), np.empty(0)
-    wide = max(7, x.size // 12)
-    hop = max(1, wide // 3)
+    span = float(x[-1] - x[0])
+    parts = min(max(x.size // 10, 3), 12)
     found: list[tuple[float, float]] = []
-    for part in np.split(np.arange(x.size), np.flatnonzero(np.diff(x) > 0.12 * (x[-1] - x[0])) + 1):
-        if part.size < LEAST_FOR_MEDIAN // 2:
+    for start in x[0] + span / parts * np.arange(0, parts - 0.75, 0.5):
+        inside = (x >= start) & (x <= start + span / parts * (1 + 1e-9))
+        if inside.sum() < 3:
             continue
-        size = min(wide, part.size)
-        starts = [*range(0, part.size - size, hop), part.size - size]
-        runs = [part[start : start + size] for start in starts]
-        found += [(float(np.median(x[run])), float(np.median(y[run]))) for run in runs]
-        found.append((np.nan, np.nan))
-    columns = np.array(found[:-1]).reshape(-1, 2)
+        middle = (float(np.median(x[inside])), float(np.median(y[inside])))
+        if found and middle[0] - found[-1][0] > 0.25 * span:
+            found.append((np.nan, np.nan))
+        found.append(middle)
+    columns = np.array(found).reshape(-1, 2)
     return columns[:, 0], columns[:, 1]
 
 

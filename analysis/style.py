@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -153,7 +154,7 @@ def nested_widths(lines: Mapping[str, Floats], width: float) -> dict[str, float]
     covers = {
         policy: sum(same(lines[policy], lines[upper]) for upper in order[nth + 1 :]) for nth, policy in enumerate(order)
     }
-    return {policy: width + 1.8 * min(covers[policy], 3) for policy in lines}
+    return {policy: width + 1.8 * min(covers[policy], 2) for policy in lines}
 
 
 def _mix(one: str, other: str, part: float) -> str:
@@ -214,34 +215,38 @@ def new_figure(
 
 def wrapped(text: str, width_in: float, size: float, *, bold: bool = False) -> list[str]:
     """Break ``text`` into lines no wider than ``width_in`` at ``size`` points; a word that is too long is cut."""
-    font = FontProperties(size=size, weight="bold" if bold else "normal")
-
-    def fits(line: str) -> bool:
-        width_pt, _, _ = text_to_path.get_text_width_height_descent(line, font, False)
-        return bool(width_pt <= width_in * 72 * 0.97)  # a renderer's letters are a little wider
-
+    room = width_in * 72 / size * 0.97  # a renderer's letters are a little wider
+    space = _width(" ", bold)
     lines: list[str] = []
     for paragraph in text.strip().splitlines():
-        line = ""
+        line, used = "", 0.0
         for word in paragraph.split():
-            for piece in _pieces(word, fits):
-                longer = f"{line} {piece}" if line else piece
-                if line and not fits(longer):
+            for piece in _pieces(word, room, bold):
+                width = _width(piece, bold)
+                if line and used + space + width > room:
                     lines.append(line)
-                    longer = piece
-                line = longer
+                    line, used = "", 0.0
+                line, used = (f"{line} {piece}", used + space + width) if line else (piece, width)
         lines.append(line)
     return lines
 
 
-def _pieces(word: str, fits: Callable[[str], bool]) -> Iterator[str]:
+def _pieces(word: str, room: float, bold: bool) -> Iterator[str]:
     """Cut a word into pieces that fit, after a sign such as / or = where there is one."""
-    while not fits(word) and len(word) > 1:
-        most = next((n for n in range(len(word) - 1, 1, -1) if fits(word[:n])), 1)
+    while len(word) > 1 and _width(word, bold) > room:
+        widths = np.cumsum([_width(letter, bold) for letter in word])
+        most = min(max(1, int(np.searchsorted(widths, room))), len(word) - 1)
         length = next((n for n in range(most, most // 2, -1) if word[n - 1] in "/=,;"), most)
         yield word[:length]
         word = word[length:]
     yield word
+
+
+@lru_cache(maxsize=4096)
+def _width(text: str, bold: bool) -> float:
+    """Return the width of ``text`` in units of the font's size."""
+    font = FontProperties(size=100, weight="bold" if bold else "normal")
+    return float(text_to_path.get_text_width_height_descent(text, font, False)[0]) / 100
 
 
 def say_no_data(axes: Axes) -> None:
