@@ -115,12 +115,12 @@ def simulate(
             choose().submit(row)
 
     if isinstance(traffic, RequestTable):
-        env.process(_arrive(env, log, traffic, submit))
+        env.process(_arrive(env, log, traffic, horizon_s, submit))
     else:
-        _start_users(env, log, traffic, submit)
+        _start_users(env, log, traffic, horizon_s, submit)
 
     for piece in range(1, SLICES + 1):
-        env.run(until=horizon_s * piece / SLICES)
+        env.run(until=horizon_s * piece / SLICES if piece < SLICES else horizon_s)
         if on_progress is not None:
             on_progress(env.now)
     for replica in fleet:
@@ -134,21 +134,25 @@ def simulate(
 
 
 def _arrive(
-    env: Clock, log: RequestLog, table: RequestTable, submit: Callable[[int], None]
+    env: Clock, log: RequestLog, table: RequestTable, horizon_s: float, submit: Callable[[int], None]
 ) -> Generator[simpy.Event, None, None]:
     for row, arrived_s in enumerate(table.arrived_s.tolist()):
+        if arrived_s >= horizon_s:
+            return
         if arrived_s > env.now:
             yield env.at(arrived_s, first=True)
         log.size = row + 1
         submit(row)
 
 
-def _start_users(env: Clock, log: RequestLog, users: Users, submit: Callable[[int], None]) -> None:
+def _start_users(env: Clock, log: RequestLog, users: Users, horizon_s: float, submit: Callable[[int], None]) -> None:
     """Let every user ask, wait for the end, think, and ask again."""
     asked: list[tuple[int, int]] = []
 
     def ask(user: int, turn: int, ready_s: float) -> Generator[simpy.Event, None, None]:
         request = users.turn(user, turn, ready_s)
+        if request.arrived_s >= horizon_s:
+            return
         yield env.at(request.arrived_s, first=True)
         row = log.add(env.now, request.prompt_tokens, request.output_tokens, request.domain, user << 32 | turn)
         asked.append((user, turn))

@@ -136,6 +136,7 @@ class Replica:
         while True:
             # A step's boundary: nothing is under way.
             if not (ints[k.S_DECODING] or self.in_prefill or self.waiting):
+                self._kv_held[self.index] = 0
                 self._work_arrived = self.clock.event()
                 yield self._work_arrived
                 floats[k.F_NOW] = self.clock.now
