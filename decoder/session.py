@@ -13,7 +13,7 @@ One forward pass a request: exactness before speed. What a round does to a reque
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -456,28 +456,32 @@ class Decoder:
         blocks = self.draft(running)
         self.verify(blocks, self.decide(blocks))
 
-    def generate(
+    def run(
         self, requests: Sequence[Request], *, concurrency: int = 1, progress: Callable[[int], None] | None = None
-    ) -> list[Generation]:
-        """Decode requests, ``concurrency`` at a time in lockstep; ``progress`` gets the tokens of each step."""
+    ) -> Iterator[Generation]:
+        """Decode requests, ``concurrency`` at a time in lockstep, and yield each as it finishes.
+
+        ``progress`` gets the tokens of each step. Every request is checked before any is decoded.
+        """
         for request in requests:
             self.check(request)
-        waiting = list(requests)[::-1]
-        running: list[Generation] = []
-        done: dict[str, Generation] = {}
         if len({request.request_id for request in requests}) != len(requests):
             raise RequestError(Fault("two requests have the same id", key="request_id"))
+        waiting = list(requests)[::-1]
+        running: list[Generation] = []
         while waiting or running:
+            before = sum(len(generation.output_ids) for generation in running)
             while waiting and len(running) < concurrency:
                 running.append(self.admit(waiting.pop()))
-            before = sum(len(generation.output_ids) for generation in running)
             self.step(running)
             if progress is not None:
                 progress(sum(len(generation.output_ids) for generation in running) - before)
-            for generation in running:
-                if generation.finished:
-                    done[generation.request.request_id] = generation
+            yield from (generation for generation in running if generation.finished)
             running = [generation for generation in running if not generation.finished]
+
+    def generate(self, requests: Sequence[Request], *, concurrency: int = 1) -> list[Generation]:
+        """Decode requests, ``concurrency`` at a time; return them in the order they were given."""
+        done = {found.request.request_id: found for found in self.run(requests, concurrency=concurrency)}
         return [done[request.request_id] for request in requests]
 
 

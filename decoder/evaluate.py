@@ -1,0 +1,301 @@
+"""Decode prompts of several domains and report what a drafter is worth: accepted length, acceptance by position."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from decoder.calibration import judge, outcomes_of, summary
+from decoder.evaluation import Acceptance, Rate, acceptance, weak_positions
+from decoder.options import (
+    Models,
+    add_policy,
+    chosen_policy,
+    chosen_rates,
+    command_parser,
+    decode_with_progress,
+    load_models,
+    make_decoder,
+    make_request,
+    parse_policy,
+    read_prompts,
+    write_json,
+)
+from decoder.session import Generation, Request
+from profiles.errors import Fault, InputError, exit_code_of
+
+log = logging.getLogger("decoder.evaluate")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command's argument parser."""
+    out = command_parser(
+        "evaluate",
+        "Decode prompts by domain and report accepted length, acceptance by position (conditional and survival),\n"
+        "and, with --thresholds, what a confidence threshold saves and costs (the paper's figure 5).",
+        "python -m decoder.evaluate --target DIR --drafter DIR --prompts prompts.jsonl --thresholds 0,0.4,0.8 \\\n"
+        "      --temperature 0 --out runs/evaluate\n"
+        '  where prompts.jsonl holds lines such as {"domain": "math", "prompt": "..."} or '
+        '{"domain": "code", "prompt_ids": [1, 2]}',
+    )
+    out.add_argument("--prompts", type=Path, metavar="FILE", required=True, help="JSON lines; see below")
+    add_policy(out)
+    out.add_argument("--concurrency", type=int, default=1, metavar="N", help="requests at a time (default: 1)")
+    out.add_argument("--thresholds", metavar="T,T,...", help="confidence thresholds to decode with as well")
+    out.add_argument("--out", type=Path, metavar="DIR", help="folder of plots (default: none are drawn)")
+    return out
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    options = parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
+    return exit_code_of(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.concurrency < 1:
+        raise InputError(Fault(f"expected at least 1 (got {options.concurrency})", key="--concurrency"))
+    thresholds = parse_thresholds(options.thresholds)
+    models = load_models(options)
+    if models.drafter is None:
+        raise InputError(Fault("missing: there is nothing to evaluate without a drafter", key="--drafter"))
+    requests, domains = domain_requests(options, models)
+    policy = chosen_policy(options, models)
+    decoder = make_decoder(options, models, policy, chosen_rates(options, policy))
+    found, interrupted = decode_with_progress(decoder, requests, options.concurrency, policy.kind)
+    if interrupted:
+        log.warning("interrupted: what follows is of the %d of %d prompts that finished", len(found), len(requests))
+    failed = [generation for generation in found if generation.finish_reason == "failed"]
+    for generation in failed:
+        log.warning("warning: %s", generation.error)
+    length = models.drafter.trained_length
+    by_domain = _by_domain(found, domains)
+    results = {domain: acceptance(generations, length) for domain, generations in by_domain.items()}
+    report: dict[str, Any] = {
+        "drafter": models.drafter.kind,
+        "policy": policy.kind,
+        "temperature": options.temperature,
+        "greedy": requests[0].sampling.greedy,
+        "seed": options.seed,
+        "failed_requests": len(failed),
+        "interrupted": interrupted,
+        "domains": {domain: _acceptance_report(result) for domain, result in results.items()},
+        "confidence": {domain: confidence_report(generations, length) for domain, generations in by_domain.items()},
+    }
+    if requests[0].sampling.greedy and options.temperature > 0:
+        log.warning("warning: top-k 1 makes every draw greedy; these are not sampled numbers")
+    print("\n".join(table(results, length)))
+    for domain, result in results.items():
+        for k in weak_positions(result.conditional):
+            log.warning(
+                "warning: %s: acceptance at position %d is less than half of that at position %d; "
+                "are the drafter's weights and features those it was trained with?",
+                domain,
+                k + 1,
+                k,
+            )
+    if thresholds and not interrupted:
+        sweep = threshold_sweep(options, models, requests, domains, thresholds)
+        report["thresholds"] = sweep
+        print()
+        print("\n".join(sweep_table(sweep)))
+    write_json(options.json, report)
+    if options.out is not None:
+        for path in draw(report, options.out, models.drafter.kind):
+            log.info("wrote %s", path)
+    return 130 if interrupted else 1 if failed else 0
+
+
+def parse_thresholds(text: str | None) -> list[float]:
+    """Read thresholds in [0, 1]; raises `InputError`."""
+    if text is None:
+        return []
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(Fault(f"expected numbers with commas between (got '{text}')", key="--thresholds")) from None
+    for value in values:
+        if not 0 <= value <= 1:
+            raise InputError(Fault(f"expected numbers from 0 to 1 (got {value:g})", key="--thresholds"))
+    return values
+
+
+def domain_requests(options: argparse.Namespace, models: Models) -> tuple[list[Request], dict[str, str]]:
+    """Return the requests of the prompt file, and each one's domain by request id."""
+    requests, domains = [], {}
+    for number, prompt in enumerate(read_prompts(options.prompts, models), start=1):
+        name = f"prompt {number}"
+        requests.append(make_request(options, models, name, prompt.token_ids))
+        domains[name] = prompt.domain
+    return requests, domains
+
+
+def _by_domain(found: Sequence[Generation], domains: Mapping[str, str]) -> dict[str, list[Generation]]:
+    groups: dict[str, list[Generation]] = {domain: [] for domain in sorted(set(domains.values()))}
+    for generation in found:
+        if generation.finish_reason != "failed":
+            groups[domains[generation.request.request_id]].append(generation)
+    if len(groups) > 1:
+        groups["all"] = [generation for generations in groups.values() for generation in generations]
+    return groups
+
+
+def _rate_report(rate: Rate) -> dict[str, Any]:
+    return {"value": rate.value, "half_width_95": rate.half_width, "held": rate.held, "tried": rate.tried}
+
+
+def _acceptance_report(result: Acceptance) -> dict[str, Any]:
+    return {
+        "requests": result.requests,
+        "rounds": result.rounds,
+        "output_tokens": result.output_tokens,
+        "proposed_draft_tokens": result.proposed_tokens,
+        "verified_draft_tokens": result.verified_tokens,
+        "accepted_draft_tokens": result.accepted_tokens,
+        "accepted_length_tokens": result.accepted_length,
+        "accepted_length_half_width_95_tokens": result.accepted_length_half_width,
+        "draft_acceptance": _rate_report(result.draft_acceptance),
+        "conditional_acceptance": [_rate_report(rate) for rate in result.conditional],
+        "survival": [_rate_report(rate) for rate in result.survival],
+        "draft_s": result.draft_s,
+        "verify_s": result.verify_s,
+    }
+
+
+def confidence_report(generations: Sequence[Generation], draft_length: int) -> dict[str, Any]:
+    """Return how well the raw confidence knew what was accepted."""
+    rounds = [record for generation in generations for record in generation.rounds]
+    return dict(summary(judge(outcomes_of(rounds, draft_length))))
+
+
+def table(results: Mapping[str, Acceptance], draft_length: int) -> list[str]:
+    """Return the printed table."""
+
+    def number(value: float | None, form: str = ".3f") -> str:
+        return "-" if value is None else format(value, form)
+
+    lines = ["accepted length: tokens a round, bonus token included; +- 95 % over requests", ""]
+    lines.append(f"{'domain':12s} {'rounds':>7s} {'length':>7s} {'+-':>6s} {'drafts accepted':>16s}")
+    for domain, result in results.items():
+        lines.append(
+            f"{domain:12s} {result.rounds:7d} {number(result.accepted_length, '.2f'):>7s} "
+            f"{number(result.accepted_length_half_width, '.2f'):>6s} {number(result.draft_acceptance.value):>16s}"
+        )
+    for title, rates in (("conditional acceptance", "conditional"), ("survival", "survival")):
+        lines += ["", f"{title} by position"]
+        lines.append(f"{'domain':12s} " + " ".join(f"{k + 1:>6d}" for k in range(draft_length)))
+        for domain, result in results.items():
+            lines.append(f"{domain:12s} " + " ".join(f"{number(r.value):>6s}" for r in getattr(result, rates)))
+    return lines
+
+
+def threshold_sweep(
+    options: argparse.Namespace,
+    models: Models,
+    requests: Sequence[Request],
+    domains: Mapping[str, str],
+    thresholds: Sequence[float],
+) -> list[dict[str, Any]]:
+    """Decode everything once more for each threshold; tokens a round, the bonus token counted as accepted."""
+    assert models.drafter is not None
+    rows = []
+    for threshold in thresholds:
+        decoder = make_decoder(options, models, parse_policy(f"{{kind: threshold, min_confidence: {threshold!r}}}"))
+        found, interrupted = decode_with_progress(decoder, requests, options.concurrency, f"threshold {threshold:g}")
+        if interrupted:
+            log.warning("interrupted: thresholds from %g on are left out", threshold)
+            break
+        for domain, generations in _by_domain(found, domains).items():
+            result = acceptance(generations, models.drafter.trained_length)
+            if result.accepted_length is None:
+                continue
+            verified = result.verified_tokens / result.rounds + 1
+            rows.append(
+                {
+                    "domain": domain,
+                    "confidence_threshold": threshold,
+                    "accepted_tokens_per_round": result.accepted_length,
+                    "rejected_tokens_per_round": verified - result.accepted_length,
+                    "verified_tokens_per_round": verified,
+                    "acceptance_ratio": result.accepted_length / verified,
+                    "draft_acceptance": result.draft_acceptance.value,
+                }
+            )
+    return rows
+
+
+def sweep_table(sweep: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the printed threshold sweep."""
+    lines = ["confidence threshold: tokens a round, bonus token included", ""]
+    lines.append(f"{'domain':12s} {'threshold':>9s} {'accepted':>9s} {'rejected':>9s} {'verified':>9s} {'ratio':>6s}")
+    for row in sweep:
+        lines.append(
+            f"{row['domain']:12s} {row['confidence_threshold']:9.2f} {row['accepted_tokens_per_round']:9.3f} "
+            f"{row['rejected_tokens_per_round']:9.3f} {row['verified_tokens_per_round']:9.3f} "
+            f"{row['acceptance_ratio']:6.3f}"
+        )
+    return lines
+
+
+def draw(report: Mapping[str, Any], folder: Path, drafter: str) -> list[Path]:
+    """Draw acceptance by position, and the threshold sweep where there is one; returns the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, title in (("conditional_acceptance", "Conditional acceptance"), ("survival", "Survival")):
+        lines = {
+            domain: [(k + 1, rate["value"]) for k, rate in enumerate(result[name]) if rate["value"] is not None]
+            for domain, result in report["domains"].items()
+        }
+        labels = ("draft position", f"{name.replace('_', ' ')} (share)")
+        written += draw_lines(folder / name, f"{title} by draft position: {drafter}", labels, lines)
+    if "thresholds" in report:
+        for key, label in (
+            ("accepted_tokens_per_round", "accepted tokens a round"),
+            ("verified_tokens_per_round", "verified tokens a round"),
+            ("acceptance_ratio", "accepted / verified tokens"),
+        ):
+            points: dict[str, list[tuple[float, float]]] = {}
+            for row in report["thresholds"]:
+                points.setdefault(row["domain"], []).append((row["confidence_threshold"], row[key]))
+            title = f"Confidence threshold: {label} ({drafter})"
+            written += draw_lines(folder / f"threshold_{key}", title, ("confidence threshold", label), points)
+    (folder / "evaluate.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return [*written, folder / "evaluate.json"]
+
+
+def draw_lines(
+    stem: Path,
+    title: str,
+    labels: tuple[str, str],
+    lines: Mapping[str, Sequence[tuple[float, float]]],
+    diagonal: bool = False,
+) -> list[Path]:
+    """Draw one line a name as PNG and SVG; ``diagonal`` adds where both axes agree."""
+    # matplotlib takes a second to load, and is analysis's alone.
+    from analysis.style import new_figure, plot_style, save
+
+    with plot_style():
+        figure = new_figure(6.0, 3.6, title=title, note="", legend={}, signs={})
+        axes = figure.subplots()
+        for (name, points), marker in zip(lines.items(), "osD^vP*X" * 4, strict=False):
+            x, y = np.array(points, np.float64).reshape(-1, 2).T
+            axes.plot(x, y, marker=marker, markersize=4, linewidth=1.4, label=name)
+        if diagonal:
+            axes.plot([0, 1], [0, 1], color="#808080", linestyle="--", linewidth=1)
+        axes.set_xlabel(labels[0])
+        axes.set_ylabel(labels[1])
+        axes.set_ylim(bottom=0)
+        axes.legend()
+        return save(figure, stem)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
