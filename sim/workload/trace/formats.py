@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 from sim.errors import Fault, TraceError
 
-FormatName = Literal["auto", "azure", "mooncake", "burstgpt", "ragpulse", "bailian", "own"]
+FormatName = Literal["auto", "azure", "mooncake", "burstgpt", "ragpulse", "bailian", "own", "run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,10 +20,11 @@ class Format:
     """How one kind of file is read.
 
     ``time``, ``prompt``, ``output``, ``domain``, ``tenant``: names of the columns. ``optional``: which of them may be
-    absent. ``marks``: further names that must be there, to tell formats apart. ``clock``: how a time is written: a
-    number, a number in quotes, or a date. ``ticks_per_s``: how many units of the time column make a second. ``origin``:
-    whether time 0 is the earliest row or the 0 of the column. ``grid_s``: the known resolution where that is coarse;
-    None: to be looked for in the data.
+    absent. ``marks``: further names that must be there, to tell formats apart; ``exact``: no others may be.
+    ``clock``: how a time is written: a number, a number in quotes, or a date. ``ticks_per_s``: how many units of the
+    time column make a second. ``origin``: whether time 0 is the earliest row or the 0 of the column. ``grid_s``: the
+    known resolution where that is coarse; None: to be looked for in the data. ``prefix_ids``: where a list of block
+    ids stands. ``zero_output``: what a row without output is counted as. ``parquet``: read from Parquet too.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Format:
     grid_s: float | None = 0.0
     prefix_ids: str | None = None
     zero_output: str = "zero_output"
+    parquet: bool = False
     caveats: tuple[str, ...] = ()
 
     @property
@@ -64,6 +66,7 @@ _OWN = {
     "tenant": "tenant",
     "optional": frozenset({"domain", "tenant"}),
     "grid_s": None,
+    "parquet": True,
 }
 
 #: In order of looking: a format whose names include another's comes before it.
@@ -124,6 +127,18 @@ FORMATS = (
         ticks_per_s=1e3,
         grid_s=None,
         prefix_ids="hash_ids",
+    ),
+    Format(
+        name="run",
+        container="table",
+        time="arrived_s",
+        prompt="prompt_tokens",
+        # What a request was to get, not what it got: a replay of a run offers the same load again.
+        output="asked_tokens",
+        domain="domain",
+        tenant="tenant",
+        optional=frozenset({"domain", "tenant"}),
+        parquet=True,
     ),
     Format(container="table", **_OWN),  # type: ignore[arg-type]
     Format(container="jsonl", **_OWN),  # type: ignore[arg-type]

@@ -11,9 +11,12 @@ from numpy.typing import NDArray
 
 from sim.errors import Fault, TraceError
 from sim.workload.base import Floats, Ints
-from sim.workload.trace.columns import Columns, RowFault, read_columns
-from sim.workload.trace.content import read_content
+from sim.workload.trace.columns import Columns, RowFault, Texts
+from sim.workload.trace.content import PARQUET_MAGIC, decode, read_content
+from sim.workload.trace.csv_file import read_csv
 from sim.workload.trace.formats import FormatName
+from sim.workload.trace.jsonl import read_jsonl
+from sim.workload.trace.parquet import read_parquet
 
 #: Tokens beyond this are a slip, not a prompt.
 MAX_TOKENS = 1_000_000_000
@@ -58,7 +61,7 @@ def load_trace(path: Path, format: FormatName = "auto", *, strict: bool = False)
     ``strict``, it is an error that names file, line, key and value, and so is a row out of order.
     """
     file = str(path)
-    columns = read_columns(read_content(path), format, file)
+    columns = _read(read_content(path), format, file)
     faults = columns.faults + _senseless(columns)
     faulty = np.isin(columns.line, np.array([fault.line for fault in faults], np.int64))
     seconds = _seconds(columns)
@@ -94,6 +97,15 @@ def load_trace(path: Path, format: FormatName = "auto", *, strict: bool = False)
         rows={"read": columns.read, **rows},
         caveats=_caveats(columns),
     )
+
+
+def _read(content: bytes, format: FormatName, file: str) -> Columns:
+    """Read a file by what it begins with; its name says nothing."""
+    if content.startswith(PARQUET_MAGIC):
+        return read_parquet(content, format, file)
+    if content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
+        return read_jsonl(decode(content, file), format, file)
+    return read_csv(content, format, file)
 
 
 def _seconds(columns: Columns) -> Floats:
@@ -177,14 +189,19 @@ def _refusal(faults: list[RowFault], columns: Columns, file: str) -> TraceError:
     return TraceError(*shown)
 
 
-def _indexed(texts: list[str] | None, usable: NDArray[np.bool_]) -> tuple[Ints | None, tuple[str, ...]]:
-    """Turn names into indices, in order of first mention; an empty name is '-'. All empty: as without the column."""
-    if texts is None or not any(texts):
+def _indexed(texts: Texts | None, usable: NDArray[np.bool_]) -> tuple[Ints | None, tuple[str, ...]]:
+    """Return the names of usable rows as indices, in order of first mention.
+
+    Nothing and '-' both say that nobody said; where no row says anything, it is as if there were no column.
+    """
+    if texts is None or set(texts.names) <= {"", "-"}:
         return None, ()
-    index: dict[str, int] = {}
-    rows = np.flatnonzero(usable)
-    column = np.fromiter((index.setdefault(texts[row] or "-", len(index)) for row in rows), np.int64, rows.size)
-    return column, tuple(index)
+    index = texts.index[usable]
+    used, first_row = np.unique(index, return_index=True)
+    names = tuple(dict.fromkeys(texts.names[old] or "-" for old in used[np.argsort(first_row)]))
+    new = np.zeros(len(texts.names), np.int64)
+    new[used] = [names.index(texts.names[old] or "-") for old in used]
+    return new[index], names
 
 
 def _grid_s(columns: Columns, seconds: Floats) -> float:

@@ -77,24 +77,24 @@ def test_a_section_dumps_to_what_it_was_read_from(read):
 
 
 ARRIVALS_FAULTS = [
-    ("poisson, rate_per_s: 0", "s.yaml:1: arrivals.rate_per_s: expected greater than 0 (got 0)"),
+    ("poisson, rate_per_s: 0", "s.yaml:1: arrivals.rate_per_s: expected above 0 (got 0)"),
     ("poisson, rate_per_s: .nan", "s.yaml:1: arrivals.rate_per_s: expected a finite number (got .nan)"),
     ("poisson, rate_per_s: .inf", "s.yaml:1: arrivals.rate_per_s: expected a finite number (got .inf)"),
-    ("poisson, rate_per_s: '3'", "s.yaml:1: arrivals.rate_per_s: expected a valid number (got '3')"),
+    ("poisson, rate_per_s: '3'", "s.yaml:1: arrivals.rate_per_s: expected a number (got '3')"),
     ("poisson", "s.yaml:1: arrivals.rate_per_s: missing"),
-    ("gamma, rate_per_s: 1, cv: 0", "s.yaml:1: arrivals.cv: expected greater than 0 (got 0)"),
-    ("gamma, rate_per_s: 1, cv: 99", "s.yaml:1: arrivals: cv: must be from 0.01 to 30 (got 99)"),
+    ("gamma, rate_per_s: 1, cv: 0", "s.yaml:1: arrivals.cv: expected above 0 (got 0)"),
+    ("gamma, rate_per_s: 1, cv: 99", "s.yaml:1: arrivals.cv: must be from 0.01 to 30 (got 99)"),
     (
         "on_off, on_per_s: 2, off_per_s: 3, mean_on: 1s, mean_off: 1s",
-        "s.yaml:1: arrivals: off_per_s: must be below on_per_s 2 (got 3)",
+        "s.yaml:1: arrivals.off_per_s: must be below on_per_s 2 (got 3)",
     ),
     (
         "on_off, on_per_s: 2, mean_on: 0s, mean_off: 1s",
-        "s.yaml:1: arrivals.mean_on: expected greater than 0 (got 0.0)",
+        "s.yaml:1: arrivals.mean_on: expected above 0 (got '0s')",
     ),
     (
         "diurnal, mean_per_s: 2, amplitude: 1.5, period: 1h, peak_at: 0s",
-        "s.yaml:1: arrivals.amplitude: expected less than or equal to 1 (got 1.5)",
+        "s.yaml:1: arrivals.amplitude: expected at most 1 (got 1.5)",
     ),
     (
         "diurnal, mean_per_s: 2, amplitude: 1, period: 24, peak_at: 0s",
@@ -103,30 +103,30 @@ ARRIVALS_FAULTS = [
     ),
     (
         "peak, base_per_s: 5, peak_per_s: 5, from: 1s, until: 2s",
-        "s.yaml:1: arrivals: peak_per_s: must be above base_per_s 5 (got 5)",
+        "s.yaml:1: arrivals.peak_per_s: must be above base_per_s 5 (got 5)",
     ),
     (
         "peak, base_per_s: 5, peak_per_s: 9, from: 2s, until: 2s",
-        "s.yaml:1: arrivals: until: must be after from 2 s (got 2 s)",
+        "s.yaml:1: arrivals.until: must be after from 2 s (got 2 s)",
     ),
     (
         "peak, base_per_s: 5, peak_per_s: 9, fro: 2s, until: 3s",
         "s.yaml:1: arrivals.from: missing",
     ),
-    ("closed_loop, users: 0", "s.yaml:1: arrivals.users: expected greater than or equal to 1 (got 0)"),
-    ("closed_loop, users: 2.5", "s.yaml:1: arrivals.users: expected a valid integer (got 2.5)"),
+    ("closed_loop, users: 0", "s.yaml:1: arrivals.users: expected at least 1 (got 0)"),
+    ("closed_loop, users: 2.5", "s.yaml:1: arrivals.users: expected a whole number (got 2.5)"),
     (
         "closed_loop, users: 2, think: fixed",
-        "s.yaml:1: arrivals: think: has no effect without think_time; remove it (got 'fixed')",
+        "s.yaml:1: arrivals.think: has no effect without think_time; remove it (got 'fixed')",
     ),
     (
         "replay, path: t, format: csv",
-        "s.yaml:1: arrivals.format: expected 'auto', 'azure', 'mooncake', 'burstgpt', 'ragpulse', 'bailian' or 'own' "
-        "(got 'csv')",
+        "s.yaml:1: arrivals.format: expected 'auto', 'azure', 'mooncake', 'burstgpt', 'ragpulse', 'bailian', 'own' or "
+        "'run' (got 'csv')",
     ),
-    ("replay, path: t, speed_up: 0", "s.yaml:1: arrivals.speed_up: expected greater than 0 (got 0)"),
-    ("replay, path: t, sample: 0", "s.yaml:1: arrivals.sample: expected greater than 0 (got 0)"),
-    ("replay, path: t, sample: 2", "s.yaml:1: arrivals.sample: expected less than or equal to 1 (got 2)"),
+    ("replay, path: t, speed_up: 0", "s.yaml:1: arrivals.speed_up: expected above 0 (got 0)"),
+    ("replay, path: t, sample: 0", "s.yaml:1: arrivals.sample: expected above 0 (got 0)"),
+    ("replay, path: t, sample: 2", "s.yaml:1: arrivals.sample: expected at most 1 (got 2)"),
     ("replay, path: t, ties: drop", "s.yaml:1: arrivals.ties: expected 'keep' or 'spread' (got 'drop')"),
     (
         "replay, path: t, window: {}",
@@ -134,7 +134,7 @@ ARRIVALS_FAULTS = [
     ),
     (
         "replay, path: t, window: {from: 9s, until: 3s}",
-        "s.yaml:1: arrivals.window: until: must be after from 9 s (got 3 s)",
+        "s.yaml:1: arrivals.window.until: must be after from 9 s (got 3 s)",
     ),
     (
         "replay, path: t, window: {frm: 9s}",
@@ -176,7 +176,7 @@ LENGTHS_FAULTS = [
     ("{output: LAW, prompt: {tokens: 3}}", "s.yaml:2: lengths.prompt: missing key 'kind' (got {\"tokens\": 3})"),
     (
         "{output: LAW, prompt: {kind: fixed, tokens: 0}}",
-        "s.yaml:2: lengths.prompt.tokens: expected greater than or equal to 1 (got 0)",
+        "s.yaml:2: lengths.prompt.tokens: expected at least 1 (got 0)",
     ),
     (
         "{output: LAW, prompt: {kind: lognormal, median: 9}}",
@@ -188,11 +188,11 @@ LENGTHS_FAULTS = [
     ),
     (
         "{output: LAW, prompt: {kind: lognormal, median: 9, p95: 9}}",
-        "s.yaml:2: lengths.prompt: p95: must be above median 9 (got 9)",
+        "s.yaml:2: lengths.prompt.p95: must be above median 9 (got 9)",
     ),
     (
         "{output: LAW, prompt: {kind: lognormal, median: 9, sigma: 1, min: 5, max: 4}}",
-        "s.yaml:2: lengths.prompt: max: must be at least min 5 (got 4)",
+        "s.yaml:2: lengths.prompt.max: must be at least min 5 (got 4)",
     ),
     (
         "{output: LAW, prompt: {kind: lognormal, median: 9, sigma: 0.1, min: 900}}",
@@ -201,20 +201,20 @@ LENGTHS_FAULTS = [
     ),
     (
         "{output: LAW, prompt: {kind: quantiles, probabilities: [0, 1], tokens: [3]}}",
-        "s.yaml:2: lengths.prompt: tokens: must be as many as probabilities, 2 (got 1)",
+        "s.yaml:2: lengths.prompt.tokens: must be as many as probabilities, 2 (got 1)",
     ),
     (
         "{output: LAW, prompt: {kind: quantiles, probabilities: [0.5, 1], tokens: [3, 4]}}",
-        "s.yaml:2: lengths.prompt: probabilities: must begin with 0 and end with 1, for the least and the greatest "
+        "s.yaml:2: lengths.prompt.probabilities: must begin with 0 and end with 1, for the least and the greatest "
         "length (got [0.5, 1.0])",
     ),
     (
         "{output: LAW, prompt: {kind: quantiles, probabilities: [0, 0.5, 0.5, 1], tokens: [3, 4, 5, 6]}}",
-        "s.yaml:2: lengths.prompt: probabilities: must ascend (got 0.5 before 0.5)",
+        "s.yaml:2: lengths.prompt.probabilities: must ascend (got 0.5 before 0.5)",
     ),
     (
         "{output: LAW, prompt: {kind: quantiles, probabilities: [0, 0.5, 1], tokens: [3, 9, 6]}}",
-        "s.yaml:2: lengths.prompt: tokens: must ascend (got 9 before 6)",
+        "s.yaml:2: lengths.prompt.tokens: must ascend (got 9 before 6)",
     ),
 ]
 
@@ -228,7 +228,7 @@ def test_a_fault_in_lengths_is_named(faults_of, text, message):
 DOMAINS_FAULTS = [
     ("{math: 0.5, code: 0.4}", "s.yaml:2: domains: shares must sum to 1 (got 0.9)"),
     ("{}", "s.yaml:2: domains: shares must sum to 1 (got 0)"),
-    ("{math: 1.5}", "s.yaml:2: domains.math: expected less than or equal to 1 (got 1.5)"),
+    ("{math: 1.5}", "s.yaml:2: domains.math: expected at most 1 (got 1.5)"),
     ("{' ': 1}", "s.yaml:2: domains: a domain needs a name (got ' ')"),
     ("[]", "s.yaml:2: domains: the first mix must begin at 0s (got an empty list)"),
     ("[{at: 5s, mix: {math: 1}}]", "s.yaml:2: domains: the first mix must begin at 0s (got 5 s)"),
@@ -237,7 +237,7 @@ DOMAINS_FAULTS = [
         "s.yaml:2: domains: at: must ascend (got 9 s after 9 s)",
     ),
     ("[{at: 0s, mix: {math: .2}}]", "s.yaml:2: domains[0].mix: shares must sum to 1 (got 0.2)"),
-    ("math", "s.yaml:2: domains: expected an object (got 'math')"),
+    ("math", "s.yaml:2: domains: expected a mapping of keys to values (got 'math')"),
 ]
 
 

@@ -15,7 +15,7 @@ TOKENS = "expected a whole number of tokens from 1 to 1000000000"
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 KNOWN_TABLES = (
     "known: azure (TIMESTAMP, ContextTokens, GeneratedTokens); burstgpt (Timestamp, Request tokens, Response tokens, "
-    "Model); own (arrived_s, prompt_tokens, output_tokens)"
+    "Model); run (arrived_s, prompt_tokens, asked_tokens); own (arrived_s, prompt_tokens, output_tokens)"
 )
 
 
@@ -82,8 +82,8 @@ def test_unknown_fields(write):
     assert refusal(path) == [
         "t.jsonl:1: unknown fields: arrival_ms, input_length, output_length; known: bailian (timestamp, input_length, "
         "output_length, hash_ids, chat_id, parent_chat_id); ragpulse (timestamp, input_length, output_length, "
-        "hash_ids, session_id); mooncake (timestamp, input_length, output_length, hash_ids); own (arrived_s, prompt_tokens, "
-        "output_tokens)"
+        "hash_ids, session_id); mooncake (timestamp, input_length, output_length, hash_ids); own (arrived_s, "
+        "prompt_tokens, output_tokens)"
     ]
 
 
@@ -99,7 +99,7 @@ def test_a_format_that_was_asked_for_and_is_not_there(write):
         "(got arrived_s, prompt_tokens, output_tokens)"
     ]
     assert refusal(write("t.csv", OWN + "0,1,1\n"), "mooncake") == [
-        "t.csv: format 'mooncake' is not a CSV or Parquet file, which this is; formats of such: azure, burstgpt, own"
+        "t.csv: format 'mooncake' is not a CSV or Parquet file, which this is; formats of such: azure, burstgpt, run, own"
     ]
 
 
