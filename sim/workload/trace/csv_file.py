@@ -19,11 +19,14 @@ from sim.workload.trace.formats import Format, FormatName, find_format
 #: Bytes read at once: one bad row slows down its own part of the file, not all of it.
 _PART_BYTES = 2**22
 
+#: More than any header takes; the whole text is handed to the slow reader only where that is needed.
+_HEAD_CHARACTERS = 2**20
+
 
 def read_csv(content: bytes, name: FormatName, file: str) -> Columns:
     """Read a CSV with a header."""
     text = decode(content, file)
-    rows = _rows(text[:_PART_BYTES])
+    rows = _rows(text[:_HEAD_CHARACTERS])
     try:
         header = next((row for row in rows if row), None)
     except csv.Error as fault:

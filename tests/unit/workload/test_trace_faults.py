@@ -99,7 +99,8 @@ def test_a_format_that_was_asked_for_and_is_not_there(write):
         "(got arrived_s, prompt_tokens, output_tokens)"
     ]
     assert refusal(write("t.csv", OWN + "0,1,1\n"), "mooncake") == [
-        "t.csv: format 'mooncake' is not a CSV or Parquet file, which this is; formats of such: azure, burstgpt, run, own"
+        "t.csv: format 'mooncake' is not a CSV or Parquet file, which this is; formats of such: azure, burstgpt, run, "
+        "own"
     ]
 
 
