@@ -11,8 +11,8 @@ import numpy as np
 from profiles.curves import draft_cost, step_cost
 from profiles.errors import InputError
 from profiles.files import digest, find_profile, load_profile
-from profiles.reading import Document
-from profiles.schema import Profile, Provenance, SourcedCount, provenances
+from profiles.reading import Document, parse_path
+from profiles.schema import Drafter, Profile, Provenance, SourcedCount, provenances
 from sim.acceptance import AcceptanceTables, acceptance_tables
 from sim.batching import Disaggregated
 from sim.engine import Engine
@@ -20,6 +20,7 @@ from sim.errors import Fault, ScenarioError
 from sim.metrics import Gpus
 from sim.rng import Streams
 from sim.scenario import Scenario, label_of
+from sim.units import format_bytes
 from sim.verify.base import Policy
 from sim.workload.domains import UNSAID
 
@@ -64,7 +65,8 @@ def build_plant(scenario: Scenario, document: Document) -> Plant:
     key = "profile" if fleet.profile is not None else "step_profile"
     step = _load(getattr(fleet, key), key, document)
     if step.profile.step_time is None:
-        raise ScenarioError(document.fault(f"profile '{step.profile.name}' has no step_time", ("fleet", key)))
+        hint = "" if key == "step_profile" else "; give it as acceptance_profile, beside a step_profile"
+        raise ScenarioError(document.fault(f"profile '{step.profile.name}' has no step_time{hint}", ("fleet", key)))
     acceptance: Loaded | None = step
     if fleet.profile is None:
         name = fleet.acceptance_profile
@@ -89,7 +91,10 @@ def build_plant(scenario: Scenario, document: Document) -> Plant:
     if kv_blocks < 1:
         block = kv_bytes * fleet.block_tokens
         faults.append(
-            document.fault(f"holds no block: one takes {block} bytes (got {fleet.kv_cache})", ("fleet", "kv_cache"))
+            document.fault(
+                f"holds no block: one takes {format_bytes(block)} (got {format_bytes(fleet.kv_cache)})",
+                ("fleet", "kv_cache"),
+            )
         )
     if faults:
         raise ScenarioError(*faults)
@@ -111,6 +116,8 @@ def _load(name: str | None, key: str, document: Document) -> Loaded:
         path = find_profile(name, Path(document.file).parent)
     except InputError as error:
         raise ScenarioError(document.fault(error.faults[0].message, ("fleet", key))) from None
+    if not path.exists():
+        raise ScenarioError(document.fault(f"no such file (got '{name}')", ("fleet", key)))
     return Loaded(load_profile(path), path)
 
 
@@ -188,8 +195,9 @@ def _acceptance(
         )
     try:
         policy.check_drafter(drafter.trained_length, drafter.kind)
-    except ValueError as error:
-        raise ScenarioError(document.fault(f"{error} (profile '{name}')", where)) from None
+    except ValueError as error:  # it names its key
+        key, _, message = str(error).partition(": ")
+        raise ScenarioError(document.fault(message, (*where, *(parse_path(key) or ())))) from None
     most = max(
         policy.draft_length(requests, drafter.trained_length) for requests in range(1, scenario.fleet.max_running + 1)
     )
@@ -209,12 +217,13 @@ def _acceptance(
                 where,
             )
         )
-    told_apart = set(drafter.domains) != {"any"}
+    told_apart = _tells_apart(drafter)
     if told_apart and domains == UNSAID:
         raise ScenarioError(
             document.fault(f"missing; profile '{name}' tells domains apart: {', '.join(drafter.domains)}", ("domains",))
         )
-    if not told_apart and scenario.domains is not None:
+    drafters = [known.get(one.drafter) for one in scenario.policies if one.drafter is not None]
+    if scenario.domains is not None and not any(_tells_apart(one) for one in drafters):
         raise ScenarioError(
             document.fault(
                 f"has no effect: profile '{name}' does not tell domains apart for '{policy.drafter}'", ("domains",)
@@ -225,10 +234,28 @@ def _acceptance(
     if unknown:
         raise ScenarioError(
             document.fault(
-                f"unknown domain '{unknown[0]}'; profile '{name}' knows: {', '.join(drafter.domains)}", ("domains",)
+                f"unknown domain '{unknown[0]}'; profile '{name}' knows: {', '.join(drafter.domains)}",
+                _path_of_domain(scenario, unknown[0]),
             )
         )
-    return acceptance_tables(policy.drafter, drafter, domains, policy.confidence, plant.acceptance.path)
+    tables = acceptance_tables(policy.drafter, drafter, domains, policy.confidence, plant.acceptance.path)
+    if policy.confidence == "raw":
+        calibrated = acceptance_tables(policy.drafter, drafter, domains, "calibrated", plant.acceptance.path)
+        if np.allclose(tables.confidence, calibrated.confidence, rtol=1e-9, atol=1e-12):
+            message = f"has no effect: profile '{name}' has one confidence of '{policy.drafter}', raw as calibrated"
+            raise ScenarioError(document.fault(message, (*where, "confidence")))
+    return tables
+
+
+def _path_of_domain(scenario: Scenario, domain: str) -> tuple[str | int, ...]:
+    if isinstance(scenario.domains, tuple):
+        index = next(index for index, change in enumerate(scenario.domains) if domain in change.mix)
+        return ("domains", index, "mix", domain)
+    return ("domains",) if scenario.domains is None else ("domains", domain)  # a trace names domains too
+
+
+def _tells_apart(drafter: Drafter | None) -> bool:
+    return drafter is not None and set(drafter.domains) != {"any"}
 
 
 def profile_digests(plant: Plant) -> dict[str, str]:

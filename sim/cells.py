@@ -20,7 +20,7 @@ from sim.fleet import RunResult, simulate
 from sim.metrics import Metrics, measure, windows
 from sim.recorder import Recorder
 from sim.rng import Streams
-from sim.scenario import Scenario, checked
+from sim.scenario import Scenario, at_value, parsed
 from sim.workload.base import RequestTable
 from sim.workload.build import build_requests, build_users
 from sim.workload.closed_loop import ClosedLoop, Users
@@ -62,7 +62,7 @@ class Work:
 
     def cells(self) -> list[Cell]:
         """List all cells, policies innermost, so that a stop leaves whole comparisons."""
-        scenario = checked(self.document)
+        scenario = parsed(self.document)
         values: list[int | None] = [None] if scenario.sweep is None else list(range(len(scenario.sweep.values)))
         return [
             Cell(policy, value, replication)
@@ -83,23 +83,15 @@ class Prepared:
     traffic: RequestTable | Users
 
 
-def at_value(document: Document, value: int | None) -> Document:
-    """Return the document of one swept value, the sweep taken out."""
-    scenario = checked(document)
-    if scenario.sweep is None or value is None:
-        return document
-    path = parse_path(scenario.sweep.key)
-    assert path is not None
-    return document.replaced(path, scenario.sweep.values[value]).without(("sweep",))
-
-
-_prepared: dict[tuple[int, int | None, int], Prepared] = {}
+#: What was prepared last.
+_prepared: list[tuple[Work, int | None, int, Prepared]] = []
 
 
 def prepare(work: Work, value: int | None, replication: int) -> Prepared:
     """Build what a swept value and replication need; raises `InputError` for what does not fit."""
-    document = at_value(work.document, value)
-    scenario = checked(document)
+    sweep = parsed(work.document).sweep
+    document = work.document if sweep is None or value is None else at_value(work.document, sweep, value)
+    scenario = parsed(document)
     streams = Streams(scenario.seed, replication)
     plant = build_plant(scenario, document)
     base = Path(document.file).parent
@@ -142,11 +134,13 @@ def run_cell(work: Work, cell: Cell, on_progress: Callable[[float], None] | None
 
 def _shared(work: Work, value: int | None, replication: int) -> Prepared:
     """Keep the last preparation: neighbouring cells differ in their policy alone."""
-    key = (id(work.document), value, replication)
-    if key not in _prepared:
-        _prepared.clear()
-        _prepared[key] = prepare(work, value, replication)
-    return _prepared[key]
+    if _prepared:
+        last_work, *last, ready = _prepared[0]
+        if last_work.document is work.document and last_work.strict == work.strict and last == [value, replication]:
+            return ready
+    ready = prepare(work, value, replication)
+    _prepared[:] = [(work, value, replication, ready)]
+    return ready
 
 
 # ---------------------------------------------------------------------------------------------------- on several cores
@@ -186,7 +180,7 @@ def run_cells(
         for cell in cells:
             base = done
             yield run_cell(work, cell, lambda simulated_s, base=base: on_progress(base + simulated_s))  # type: ignore[misc]
-            done += checked(work.document).horizon
+            done += parsed(work.document).horizon
         return
     context = multiprocessing.get_context("spawn")
     shared = context.Value("d", 0.0)

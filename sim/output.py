@@ -24,9 +24,19 @@ from sim.records import Columns
 PACKAGES = ("numpy", "scipy", "numba", "simpy", "pyarrow", "pandas", "matplotlib", "pydantic")
 
 
-def slug(text: str) -> str:
-    """Turn a label into a folder name: ``fixed k=3`` into ``fixed_k3``."""
-    return re.sub(r"[^A-Za-z0-9_.]+", "_", text.replace("=", "")).strip("_")
+def slugs(texts: Sequence[str]) -> list[str]:
+    """Turn labels into folder names, a different one each: ``fixed k=3`` into ``fixed_k3``."""
+    names: list[str] = []
+    taken: set[str] = set()
+    for text in texts:
+        name = base = re.sub(r"[^A-Za-z0-9_.-]+", "_", text.replace("=", "")).strip("._")[:80] or "_"
+        count = 1
+        while name.lower() in taken:  # some file systems do not tell case apart
+            count += 1
+            name = f"{base}__{count}"
+        taken.add(name.lower())
+        names.append(name)
+    return names
 
 
 @contextmanager
@@ -36,8 +46,10 @@ def new_folder(path: Path) -> Iterator[Path]:
     An earlier run's folder is replaced; any other folder is not touched (`InputError`). When the block fails, nothing
     of it stays.
     """
-    if path.exists() and not (path / "manifest.json").is_file() and any(path.iterdir() if path.is_dir() else [path]):
+    if path.exists() and not _is_replaceable(path):
         raise InputError(Fault("exists and is not a run's folder; give another --out", str(path)))
+    if Path.cwd().is_relative_to(path.resolve()):
+        raise InputError(Fault("is or holds the folder that we are in; give another --out", str(path)))
     part = path.with_name(f".{path.name}.part")
     try:
         shutil.rmtree(part, ignore_errors=True)
@@ -56,6 +68,15 @@ def new_folder(path: Path) -> Iterator[Path]:
         raise InputError(Fault(f"cannot write: {(error.strerror or str(error)).lower()}", str(path))) from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def _is_replaceable(path: Path) -> bool:
+    """Whether a folder is empty or an earlier run's."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_bytes())
+        return isinstance(manifest, dict) and str(manifest.get("format")).startswith("dspark-run/")
+    except (OSError, ValueError):
+        return path.is_dir() and not any(path.iterdir())
 
 
 def plain(value: Any) -> Any:

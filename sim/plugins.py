@@ -10,20 +10,33 @@ from pydantic_core import PydanticCustomError
 from sim.registry import Registry
 
 
+def _tuples(value: Any) -> Any:
+    """Turn lists into tuples, which is what frozen plugins hold; a strict check does not once Python saw the value."""
+    if isinstance(value, list):
+        return tuple(_tuples(item) for item in value)
+    return {key: _tuples(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
 def one_of(registry: Registry) -> Any:
     """Return the pydantic type of one plugin of ``registry``, chosen by its key ``kind``."""
     classes = registry.known()
     names = ", ".join(classes)
 
     def from_name(value: Any) -> Any:
-        kind = value if isinstance(value, str) else value.get("kind") if isinstance(value, dict) else None
-        if isinstance(kind, str) and kind not in classes:
+        if isinstance(value, tuple(classes.values())):
+            return value
+        if not isinstance(value, str | dict):
+            raise PydanticCustomError("no_plugin", "expected a name, or a mapping with the key 'kind'")
+        if isinstance(value, dict) and "kind" not in value:
+            raise PydanticCustomError("unknown_kind", "missing key 'kind'; known: {names}", {"names": names})
+        kind = value if isinstance(value, str) else value["kind"]
+        if not isinstance(kind, str) or kind not in classes:
             raise PydanticCustomError(
                 "unknown_kind",
                 "unknown {noun} '{kind}'; known: {names}",
-                {"noun": registry.noun, "kind": kind, "names": names},
+                {"noun": registry.noun, "kind": str(kind), "names": names},
             )
-        return {"kind": value} if isinstance(value, str) else value
+        return {"kind": value} if isinstance(value, str) else _tuples(value)
 
     union: Any = Union[tuple(classes.values())]  # noqa: UP007 - built at run time
     return Annotated[Annotated[union, Field(discriminator="kind")], BeforeValidator(from_name)]

@@ -17,6 +17,7 @@ from profiles.errors import Fault, InputError, exit_code_of
 
 if TYPE_CHECKING:
     from sim.report import Outcome
+    from sim.scenario import Scenario
 
 
 def parser() -> argparse.ArgumentParser:
@@ -53,20 +54,19 @@ def _run(options: argparse.Namespace) -> int:
         return _list()
     if options.scenario is None:
         raise InputError(Fault("missing: a scenario file, for example scenarios/flash_peak.yaml", "SCENARIO"))
-    for name in ("replications", "jobs"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise InputError(Fault(f"expected at least 1 (got {value})", f"--{name}"))
+    if options.jobs < 1:
+        raise InputError(Fault(f"expected at least 1 (got {options.jobs})", "--jobs"))
     from sim.scenario import load_scenario, resolved, with_policies
 
-    settings = list(options.set)
-    if options.trace is not None:
-        settings.append(f"arrivals.path={_quoted(str(Path(options.trace).resolve()))}")
-    if options.seed is not None:
-        settings.append(f"seed={options.seed}")
-    if options.replications is not None:
-        settings.append(f"replications={options.replications}")
-    scenario, document = load_scenario(Path(options.scenario), tuple(settings))
+    given = [(f"--{key}", key, getattr(options, key)) for key in ("seed", "replications")]
+    scenario, document = load_scenario(
+        Path(options.scenario),
+        tuple(options.set),
+        None if options.trace is None else Path(options.trace),
+        [one for one in given if one[2] is not None],
+    )
+    if options.strict and not _reads_trace(scenario):
+        raise InputError(Fault(f"has no effect: {options.scenario} reads no trace", "--strict"))
     if options.policies is not None:
         scenario, document = with_policies(scenario, document, options.policies.split(","))
     if options.dry_run:
@@ -76,12 +76,30 @@ def _run(options: argparse.Namespace) -> int:
     from sim.report import report_text
     from sim.session import run_session
 
-    out = Path(options.out) if options.out else Path("runs") / scenario.name
+    out = Path("runs") / scenario.name if options.out is None else Path(options.out)
+    if options.json is not None:
+        _check_json(Path(options.json), out)
     outcome = run_session(scenario, document, out, jobs=options.jobs, strict=options.strict, draw=draw_plots)
     print(report_text(outcome))
-    if options.json:
+    if options.json is not None:
         _write_json(outcome, Path(options.json))
     return 0
+
+
+def _reads_trace(scenario: Scenario) -> bool:
+    from sim.workload.length_source import PairsOfTrace
+    from sim.workload.replay import Replay
+
+    return isinstance(scenario.arrivals, Replay) or isinstance(scenario.lengths, PairsOfTrace)
+
+
+def _check_json(path: Path, out: Path) -> None:
+    """Refuse before the run what could not be written after it."""
+    if path.is_dir():
+        raise InputError(Fault("cannot write: is a directory", str(path)))
+    folder = path.resolve().parent
+    if not folder.is_dir() and not folder.is_relative_to(out.resolve()):
+        raise InputError(Fault("cannot write: no such directory", str(path)))
 
 
 def _write_json(outcome: Outcome, path: Path) -> None:
@@ -109,10 +127,6 @@ def _list() -> int:
     for path in sorted(Path("scenarios").glob("*.yaml")):
         print(f"  {path}  {first_question(path)}")
     return 0
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def _yaml(data: Any) -> str:

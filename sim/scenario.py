@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
-import io
+import os
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from annotated_types import Ge, MinLen
-from pydantic import Field, TypeAdapter
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
+from annotated_types import Ge, Le, MinLen
+from pydantic import AfterValidator, Field, TypeAdapter, WithJsonSchema
 
-from profiles.reading import Document, Section, parse_path, read_document, validate
+from profiles.reading import (
+    Document,
+    NotData,
+    Place,
+    Section,
+    dotted,
+    parse_data,
+    parse_path,
+    read_document,
+    short,
+    validate,
+)
 from sim.batching import PREFILLS, Chunked
-from sim.errors import Fault, ScenarioError
+from sim.errors import Fault, InputError, ScenarioError
 from sim.metrics import Objective, Window
 from sim.plugins import one_of
 from sim.routing import ROUTERS, RoundRobin
-from sim.units import Bytes, Count, Duration, PositiveDuration
-from sim.verify import POLICIES
+from sim.units import BatchTokens, Bytes, Count, Duration, Machines, PositiveDuration, format_duration
+from sim.verify import POLICIES, BatchTable
 from sim.workload.base import ARRIVALS
 from sim.workload.build import traffic_faults
+from sim.workload.closed_loop import ClosedLoop
 from sim.workload.domains import Domains
 from sim.workload.length_source import Lengths
+from sim.workload.varying import Diurnal
 
 if TYPE_CHECKING:
     from sim.batching.base import Prefill as PrefillSpec
@@ -38,6 +52,22 @@ else:
 
 Positive = Annotated[float, Field(gt=0)]
 
+MAX_HORIZON_S = 366 * 86400.0
+MAX_WINDOWS = 100_000
+DEFAULT_WINDOW_S = 10.0
+
+_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
+
+
+def _check_name(name: str) -> str:
+    if not re.fullmatch(_NAME, name):
+        raise ValueError("expected up to 100 letters, digits, '_', '-' and '.', beginning with a letter or digit")
+    return name
+
+
+#: It names a folder.
+Name = Annotated[str, AfterValidator(_check_name), WithJsonSchema({"type": "string", "pattern": f"^{_NAME}$"})]
+
 
 class Fleet(Section):
     """Replicas of one kind: their profile, their memory and their limits.
@@ -47,7 +77,7 @@ class Fleet(Section):
     given here come from the (step) profile's ``replica``.
     """
 
-    replicas: Count
+    replicas: Machines
     profile: str | None = None
     step_profile: str | None = None
     acceptance_profile: str | None = None
@@ -56,8 +86,8 @@ class Fleet(Section):
     kv_bytes_per_token: Count | None = None
     max_context_tokens: Count | None = None
     block_tokens: Count = 64
-    max_running: Count = 256
-    max_batch_tokens: Count = 8192
+    max_running: Annotated[int, Ge(1), Le(100_000)] = 256
+    max_batch_tokens: BatchTokens = 8192
     max_waiting: Count | None = None
     prefill: PrefillSpec = Field(default_factory=Chunked)
     router: RouterSpec = Field(default_factory=RoundRobin)
@@ -87,15 +117,15 @@ class Records(Section):
     """What is kept of the steps, and how wide the windows of time plots are."""
 
     steps: Literal["full", "per_second"] = "full"
-    window: PositiveDuration = 10.0
+    window: PositiveDuration = DEFAULT_WINDOW_S
 
 
 class Scenario(Section):
     """One question, as a file."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+    name: Name
     seed: Annotated[int, Ge(0)] = 0
-    replications: Count = 1
+    replications: Machines = 1
     horizon: PositiveDuration
     warmup: Duration = 0.0
     cooldown: Duration = 0.0
@@ -115,21 +145,43 @@ class Scenario(Section):
         return Window(self.warmup, self.horizon - self.cooldown)
 
 
-def load_scenario(path: Path, settings: tuple[str, ...] = ()) -> tuple[Scenario, Document]:
-    """Read a scenario file, with ``key=value`` settings laid over it; raises `ScenarioError` with every fault.
+def load_scenario(
+    path: Path,
+    settings: tuple[str, ...] = (),
+    trace: Path | None = None,
+    options: Sequence[tuple[str, str, Any]] = (),
+) -> tuple[Scenario, Document]:
+    """Read a scenario file and lay over it what the command line says; raises `ScenarioError` with every fault.
 
-    What needs the profile or a trace is checked by `sim.build`.
+    ``settings``: ``key=value`` each. ``trace``: a trace to replay. ``options``: name of an option, key and value, as
+    in ``("--seed", "seed", 3)``. What needs the profile or the trace itself is checked by `sim.build`.
     """
     document = read_document(path, ScenarioError)
     for setting in settings:
         document = with_setting(document, setting)
+    if trace is not None:
+        document = with_trace(document, trace)
+    for option, key, value in options:
+        document = document.replaced((key,), value, option)
     return checked(document), document
+
+
+def parsed(document: Document) -> Scenario:
+    """Build the scenario of a document that `checked` has passed, or of a part of it."""
+    scenario: Scenario = validate(Scenario, document, ScenarioError)
+    if not document.has("records", "window"):
+        records = scenario.records.model_copy(update={"window": min(DEFAULT_WINDOW_S, scenario.horizon)})
+        scenario = scenario.model_copy(update={"records": records})
+    return scenario
 
 
 def checked(document: Document) -> Scenario:
     """Build the scenario of a document and check what concerns several keys."""
-    scenario: Scenario = validate(Scenario, document, ScenarioError)
-    faults = list(_conflicts(scenario, document))
+    scenario = parsed(document)
+    if scenario.sweep is None:
+        faults = [*_conflicts(scenario, document), *_without_effect(scenario, document)]
+    else:
+        faults = _sweep_faults(scenario.sweep, document)
     if faults:
         raise ScenarioError(*faults)
     return scenario
@@ -142,10 +194,25 @@ def with_setting(document: Document, setting: str) -> Document:
     if not equals or path is None:
         raise ScenarioError(Fault(f"expected key=value such as fleet.replicas=16 (got '{setting}')", "--set"))
     try:
-        value = YAML(typ="safe", pure=True).load(io.StringIO(text))
-    except YAMLError:
+        value, _ = parse_data(text)
+    except NotData:
         raise ScenarioError(Fault(f"not a YAML value (got '{text}')", "--set", key=key)) from None
+    sweep = document.data.get("sweep")
+    if isinstance(sweep, dict) and sweep.get("key") == key:
+        raise ScenarioError(Fault("has no effect: the scenario sweeps it; set sweep.values", "--set", key=key))
     return document.replaced(path, value)
+
+
+def with_trace(document: Document, trace: Path) -> Document:
+    """Let a scenario replay ``trace``; raises `ScenarioError` where it replays none."""
+    arrivals = document.data.get("arrivals")
+    kind = arrivals.get("kind") if isinstance(arrivals, dict) else arrivals
+    if kind != "replay":
+        message = f"has no effect: {document.file} replays no trace, its arrivals are of kind '{kind}'"
+        raise ScenarioError(Fault(message, "--trace"))
+    if not trace.is_absolute():  # a path in a scenario begins at the scenario
+        trace = Path(os.path.relpath(trace.resolve(), Path(document.file).resolve().parent))
+    return document.replaced(("arrivals", "path"), str(trace), "--trace")
 
 
 def with_policies(scenario: Scenario, document: Document, names: list[str]) -> tuple[Scenario, Document]:
@@ -153,119 +220,226 @@ def with_policies(scenario: Scenario, document: Document, names: list[str]) -> t
     own = document.data["policies"]
     labels = [label_of(policy) for policy in scenario.policies]
     kept: list[Any] = []
+    places: dict[tuple[str | int, ...], Place] = {}
     for name in (name.strip() for name in names):
-        found = [own[i] for i, policy in enumerate(scenario.policies) if name in (labels[i], policy.kind)]
+        found = [i for i, policy in enumerate(scenario.policies) if name in (labels[i], policy.kind)]
         if not found and name not in POLICIES.known():
             known = ", ".join(dict.fromkeys([*labels, *POLICIES.known()]))
             raise ScenarioError(Fault(f"unknown policy '{name}'; known: {known}", "--policies"))
-        kept.extend(found or [name])
-    document = document.replaced(("policies",), kept)
-    return checked(document), document
+        for i in found:
+            places |= {
+                ("policies", len(kept), *path[2:]): place
+                for path, place in document.places.items()
+                if path[:2] == ("policies", i)
+            }
+            kept.append(own[i])
+        if not found:
+            kept.append(name)
+        if any(one in kept[:index] for index, one in enumerate(kept)):
+            raise ScenarioError(Fault(f"'{name}' is given twice", "--policies"))
+    document = document.replaced(("policies",), kept, "--policies")
+    document = Document(document.file, document.data, {**document.places, **places})
+    # An option that served a policy now left out is no fault of the file.
+    scenario = parsed(document)
+    faults = [] if scenario.sweep is not None else list(_conflicts(scenario, document))
+    if faults:
+        raise ScenarioError(*faults)
+    return scenario, document
 
 
 def label_of(policy: Any) -> str:
-    """Return how a policy is called in tables: its kind, and what differs from the kind's defaults."""
+    """Return how a policy is called in tables: its kind, and what differs from the kind's defaults.
+
+    ``fixed k=3``; a list goes without its name: ``batch_table 1:5/64:3 hysteresis=8``.
+    """
     values = TypeAdapter(type(policy)).dump_python(policy, mode="json")
     defaults = {name: field.default for name, field in type(policy).__dataclass_fields__.items()}
     shown = {name: value for name, value in values.items() if name != "kind" and value != defaults[name]}
-    return str(policy.kind) + "".join(f" {name}={_compact(value)}" for name, value in shown.items())
+    lists = [_compact(value) for value in shown.values() if isinstance(value, list)]
+    others = [f"{name}={_compact(value)}" for name, value in shown.items() if not isinstance(value, list)]
+    return " ".join([str(policy.kind), *lists, *others])
 
 
 def _compact(value: Any) -> str:
     if isinstance(value, list):
-        return "/".join(_compact(item) for item in value)
+        return ("/" if any(isinstance(item, list) for item in value) else ":").join(_compact(item) for item in value)
     if isinstance(value, dict):
         return ":".join(_compact(item) for item in value.values())
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
-def _conflicts(scenario: Scenario, document: Document) -> list[Fault]:
-    """Find what is wrong between keys, options without effect included."""
-    faults: list[Fault] = []
-
-    def fault(message: str, *path: str | int) -> None:
-        faults.append(document.fault(message, path))
-
-    fleet = scenario.fleet
+def _conflicts(scenario: Scenario, document: Document) -> Iterator[Fault]:
+    """Find what cannot be between keys."""
+    fleet, records = scenario.fleet, scenario.records
     if fleet.profile is not None:
         for key in ("step_profile", "acceptance_profile"):
             if getattr(fleet, key) is not None:
-                fault("has no effect beside fleet.profile; give one or the other", "fleet", key)
+                yield document.fault("has no effect beside fleet.profile; give one or the other", ("fleet", key))
     elif fleet.step_profile is None:
-        fault("missing; give profile, or step_profile and acceptance_profile", "fleet", "profile")
+        yield document.fault("missing; give profile, or step_profile and acceptance_profile", ("fleet", "profile"))
     elif fleet.acceptance_profile is None and any(policy.drafter is not None for policy in scenario.policies):
-        fault("missing; these policies draft", "fleet", "acceptance_profile")
+        yield document.fault("missing; these policies draft", ("fleet", "acceptance_profile"))
+    if scenario.horizon > MAX_HORIZON_S:
+        yield document.fault(f"expected at most {format_duration(MAX_HORIZON_S)}, a year", ("horizon",))
     if scenario.warmup + scenario.cooldown >= scenario.horizon:
-        fault(
+        yield document.fault(
             f"warmup and cooldown ({scenario.warmup:g} s + {scenario.cooldown:g} s) leave nothing of the horizon "
             f"({scenario.horizon:g} s) to measure",
-            "warmup" if scenario.warmup else "cooldown",
+            ("warmup" if scenario.warmup else "cooldown",),
         )
-    if fleet.max_running > fleet.max_batch_tokens:
-        fault(
-            f"max_batch_tokens ({fleet.max_batch_tokens}) must be at least max_running ({fleet.max_running}): each "
-            "running request needs a token",
-            "fleet",
-            "max_batch_tokens",
-        )
-    if isinstance(fleet.prefill, Chunked) and fleet.prefill.chunk_tokens > fleet.max_batch_tokens:
-        fault(
-            f"can never be reached: max_batch_tokens is {fleet.max_batch_tokens} (got {fleet.prefill.chunk_tokens})",
-            "fleet",
-            "prefill",
-            "chunk_tokens",
-        )
-    if fleet.replicas == 1 and "router" in document.data.get("fleet", {}):
-        fault("has no effect with one replica", "fleet", "router")
+    yield from _batch_faults(fleet, document)
     labels = [label_of(policy) for policy in scenario.policies]
     for index, label in enumerate(labels):
         if label in labels[:index]:
-            fault(f"same as policies[{labels.index(label)}] ('{label}')", "policies", index)
+            yield document.fault(f"same as policies[{labels.index(label)}] ('{label}')", ("policies", index))
     for path, message in traffic_faults(scenario.arrivals, scenario.lengths, scenario.domains, scenario.horizon):
-        fault(message, *path)
-    if scenario.records.steps == "per_second":
-        for key, seconds in (
-            ("warmup", scenario.warmup),
-            ("cooldown", scenario.cooldown),
-            ("horizon", scenario.horizon),
-            ("records.window", scenario.records.window),
+        yield document.fault(message, path)
+    if records.steps == "per_second":
+        for path, seconds in (
+            (("warmup",), scenario.warmup),
+            (("cooldown",), scenario.cooldown),
+            (("horizon",), scenario.horizon),
+            (("records", "window"), records.window),
         ):
             if seconds != int(seconds):
-                fault(f"must be whole seconds with records.steps: per_second (got {seconds:g} s)", *key.split("."))
-    if scenario.records.window > scenario.horizon:
-        fault(
-            f"wider than the horizon of {scenario.horizon:g} s (got {scenario.records.window:g} s)", "records", "window"
+                yield document.fault(f"must be whole seconds with records.steps: per_second (got {seconds:g} s)", path)
+    if records.window > scenario.horizon:
+        message = f"wider than the horizon of {scenario.horizon:g} s (got {records.window:g} s)"
+        yield document.fault(message, ("records", "window"))
+    if scenario.horizon / records.window > MAX_WINDOWS:
+        message = f"cuts the horizon of {scenario.horizon:g} s into more than {MAX_WINDOWS} (got {records.window:g} s)"
+        yield document.fault(message, ("records", "window"))
+
+
+def _batch_faults(fleet: Fleet, document: Document) -> Iterator[Fault]:
+    """Find limits of a batch that contradict each other; reported at the one that was written."""
+    limit = fleet.max_batch_tokens
+    parts: list[tuple[tuple[str, ...], int, str]] = [
+        (("max_running",), fleet.max_running, "each running request needs a token")
+    ]
+    if isinstance(fleet.prefill, Chunked):
+        parts.append((("prefill", "chunk_tokens"), fleet.prefill.chunk_tokens, "a chunk is part of a batch"))
+    for path, value, why in parts:
+        if value <= limit:
+            continue
+        if document.has("fleet", *path):
+            message = f"must be at most max_batch_tokens, {limit}: {why} (got {value})"
+            yield document.fault(message, ("fleet", *path))
+        else:
+            message = f"must be at least {dotted(path)}, {value} where nothing is said: {why} (got {limit})"
+            yield document.fault(message, ("fleet", "max_batch_tokens"))
+
+
+def _without_effect(scenario: Scenario, document: Document) -> Iterator[Fault]:
+    """Find options that change nothing in this scenario."""
+
+    def idle(reason: str, *path: str | int) -> Fault:
+        return document.fault(f"has no effect: {reason}", path)
+
+    fleet, arrivals, objectives, deadline = scenario.fleet, scenario.arrivals, scenario.objectives, scenario.deadline
+    if fleet.acceptance_profile is not None and all(policy.drafter is None for policy in scenario.policies):
+        yield idle("no policy drafts", "fleet", "acceptance_profile")
+    if fleet.replicas == 1 and not isinstance(fleet.router, RoundRobin):
+        yield idle("there is one replica", "fleet", "router")
+    if isinstance(arrivals, ClosedLoop):
+        if fleet.max_waiting is not None and fleet.max_waiting >= arrivals.users:
+            yield idle(
+                f"the users are {arrivals.users}, and no more can wait (got {fleet.max_waiting})",
+                "fleet",
+                "max_waiting",
+            )
+        if arrivals.users == 1 and arrivals.ramp > 0:
+            yield idle("there is one user", "arrivals", "ramp")
+    if isinstance(arrivals, Diurnal) and arrivals.amplitude == 0:
+        yield idle("a swing of 0 is none; use kind 'poisson' (got 0)", "arrivals", "amplitude")
+    if isinstance(scenario.domains, tuple):
+        for index, (before, after) in enumerate(pairwise(scenario.domains), start=1):
+            if before.mix == after.mix:
+                yield idle("the mix stays as it was", "domains", index, "mix")
+    if deadline is not None and deadline >= scenario.horizon:
+        yield idle(f"no request waits longer than the horizon, {scenario.horizon:g} s (got {deadline:g} s)", "deadline")
+    if objectives.tpot is not None and objectives.user_tokens_per_s is not None:
+        rate = 1 / objectives.tpot
+        lax = "user_tokens_per_s" if rate >= objectives.user_tokens_per_s else "tpot"
+        yield idle(
+            f"user_tokens_per_s is 1 / tpot, and {objectives.user_tokens_per_s:g} and {rate:g} tokens/s are asked for; "
+            "remove it",
+            "objectives",
+            lax,
         )
-    if scenario.sweep is not None:
-        faults.extend(_sweep_faults(scenario.sweep, document))
-    return faults
+    if objectives.ttft is not None and objectives.e2e is not None and objectives.ttft >= objectives.e2e:
+        yield idle(f"e2e asks for more, {objectives.e2e:g} s (got {objectives.ttft:g} s)", "objectives", "ttft")
+    for key in ("ttft", "e2e"):
+        bound = getattr(objectives, key)
+        if bound is not None and deadline is not None and bound >= deadline:
+            yield idle(f"the deadline is {deadline:g} s (got {bound:g} s)", "objectives", key)
+    for index, policy in enumerate(scenario.policies):
+        if isinstance(policy, BatchTable):
+            yield from _idle_rows(policy, ("policies", index), fleet.max_running, document)
+
+
+def _idle_rows(
+    policy: BatchTable, where: tuple[str | int, ...], max_running: int, document: Document
+) -> Iterator[Fault]:
+    for row, ((_, above), (requests, length)) in enumerate(pairwise(policy.table), start=1):
+        if requests > max_running:
+            message = f"has no effect: max_running is {max_running} (got {requests})"
+            yield document.fault(message, (*where, "table", row))
+        if length == above:
+            yield document.fault(f"has no effect: same length as the row before (got {length})", (*where, "table", row))
+    if policy.hysteresis and len(policy.table) == 1:
+        message = f"has no effect: the table has one row (got {policy.hysteresis})"
+        yield document.fault(message, (*where, "hysteresis"))
+
+
+def at_value(document: Document, sweep: Sweep, index: int) -> Document:
+    """Return the document of one swept value, the sweep taken out."""
+    path = parse_path(sweep.key)
+    assert path is not None
+    place = document.fault("", ("sweep", "values", index))
+    return document.replaced(path, sweep.values[index], str(place)).without(("sweep",))
 
 
 def _sweep_faults(sweep: Sweep, document: Document) -> list[Fault]:
+    """Find what is wrong with a sweep, and with the scenario of each value.
+
+    A fault that all values share is reported as any other; an option is without effect only if it is so for all.
+    """
     path = parse_path(sweep.key)
     if path is None or path[0] in ("sweep", "policies", "name", "seed", "replications"):
         return [document.fault(f"not a key that can be swept (got '{sweep.key}')", ("sweep", "key"))]
-    seen: list[Any] = []
-    faults = []
+    found: list[dict[tuple[str | None, str], Fault]] = []
+    idle: list[dict[tuple[str | None, str], Fault]] = []
+    own: list[Fault] = []
     for index, value in enumerate(sweep.values):
-        if value in seen:
-            faults.append(
-                document.fault(f"same as values[{seen.index(value)}] (got {value})", ("sweep", "values", index))
-            )
-        seen.append(value)
+        where = ("sweep", "values", index)
+        if value in sweep.values[:index]:
+            own.append(document.fault(f"same as values[{sweep.values.index(value)}] (got {short(value)})", where))
         try:
-            checked(document.replaced(path, value).without(("sweep",)))
-        except ScenarioError as error:
-            faults.extend(
-                Fault(
-                    f"with {sweep.key} = {value}: {fault.key}: {fault.message}",
-                    document.file,
-                    document.line_of(("sweep", "values", index)),
-                    f"sweep.values[{index}]",
-                )
-                for fault in error.faults
-            )
-    return faults
+            part = at_value(document, sweep, index)
+            scenario = parsed(part)
+            faults = list(_conflicts(scenario, part))
+            idle.append({(one.key, one.message): one for one in _without_effect(scenario, part)})
+        except InputError as error:
+            faults = list(error.faults)
+        found.append({(one.key, one.message): one for one in faults})
+    shared = set(found[0]).intersection(*found[1:]) if len(found) > 1 else set()
+    shared_idle = set(idle[0]).intersection(*idle[1:]) if len(idle) == len(found) else set()
+    own += [fault for known, fault in found[0].items() if known in shared]
+    own += [fault for known, fault in idle[0].items() if known in shared_idle] if idle else []
+    for index, faults_of_value in enumerate(found):
+        for known, fault in faults_of_value.items():
+            if known not in shared:
+                own.append(at_swept_value(fault, sweep, index, document))
+    return own
+
+
+def at_swept_value(fault: Fault, sweep: Sweep, index: int, document: Document) -> Fault:
+    """Place a fault of one swept value where that value was written."""
+    what = f"{fault.key}: {fault.message}" if fault.key else fault.message
+    if fault.key != sweep.key:
+        what = f"with {sweep.key} = {short(sweep.values[index])}: {what}"
+    return document.fault(what, ("sweep", "values", index))
 
 
 def resolved(scenario: Scenario) -> dict[str, Any]:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from profiles.reading import Document
-from sim.build import build_engine, profile_digests
+from profiles.reading import Document, short
+from sim.build import Plant, build_engine, profile_digests
 from sim.cells import Cell, CellResult, Work, prepare, run_cells
-from sim.output import new_folder, slug, versions, write_csv, write_json, write_parquet
+from sim.errors import ScenarioError
+from sim.output import new_folder, slugs, versions, write_csv, write_json, write_parquet
 from sim.report import Outcome, comparison_rows, policy_summary
-from sim.scenario import Scenario, label_of, resolved
+from sim.scenario import Scenario, at_swept_value, label_of, resolved
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +37,18 @@ def run_session(
     work = Work(document, strict)
     cells = work.cells()
     # Build every engine once, so that a fault of the last policy shows before the first one runs.
-    first = prepare(work, cells[0].value, 0)
+    plants: list[Plant] = []
     for value in dict.fromkeys(cell.value for cell in cells):
-        ready = first if value == cells[0].value else prepare(work, value, 0)
-        for index in range(len(scenario.policies)):
-            build_engine(ready.scenario, ready.document, ready.plant, index, ready.traffic.domains, ready.streams)
+        try:
+            ready = prepare(work, value, 0)
+            for index in range(len(scenario.policies)):
+                build_engine(ready.scenario, ready.document, ready.plant, index, ready.traffic.domains, ready.streams)
+        except ScenarioError as error:
+            if scenario.sweep is None or value is None:
+                raise
+            faults = [at_swept_value(fault, scenario.sweep, value, document) for fault in error.faults]
+            raise ScenarioError(*faults) from None
+        plants.append(ready.plant)
 
     with new_folder(out) as folder:
         results: dict[Cell, CellResult] = {}
@@ -55,9 +63,9 @@ def run_session(
             for result in run_cells(work, cells, jobs, show):
                 _write_records(result, scenario, folder)
                 results[result.cell] = result.light()
-        outcome = Outcome(scenario, first.plant, out, tuple(results[cell] for cell in cells))
-        for index, policy in enumerate(scenario.policies):
-            write_json(policy_summary(outcome, index), folder / slug(label_of(policy)) / "summary.json")
+        outcome = Outcome(scenario, plants[0], out, tuple(results[cell] for cell in cells))
+        for index, home in enumerate(policy_folders(scenario)):
+            write_json(policy_summary(outcome, index), folder / home / "summary.json")
         write_json(_manifest(outcome, scenario), folder / "manifest.json")
         write_csv(comparison_rows(outcome), folder / "comparison.csv")
         draw(outcome, folder)
@@ -65,18 +73,24 @@ def run_session(
 
 
 def _write_records(result: CellResult, scenario: Scenario, folder: Path) -> None:
-    home = folder / slug(label_of(scenario.policies[result.cell.policy]))
+    home = folder / policy_folders(scenario)[result.cell.policy]
     for part in cell_parts(scenario, result.cell):
         home = home / part
     write_parquet(result.records.requests, home / "requests.parquet")
     write_parquet(result.records.steps, home / "steps.parquet")
 
 
+def policy_folders(scenario: Scenario) -> list[str]:
+    """Return the folder of each policy."""
+    return slugs([label_of(policy) for policy in scenario.policies])
+
+
 def cell_parts(scenario: Scenario, cell: Cell) -> Sequence[str]:
     """Return the sub-folders of a cell under its policy's: swept value and replication, where there are several."""
     parts = []
     if scenario.sweep is not None and cell.value is not None:
-        parts.append(slug(f"{scenario.sweep.key.split('.')[-1]}_{scenario.sweep.values[cell.value]}"))
+        name = scenario.sweep.key.split(".")[-1]
+        parts.append(slugs([f"{name}_{short(value)}" for value in scenario.sweep.values])[cell.value])
     if scenario.replications > 1:
         parts.append(f"replication_{cell.replication}")
     return parts

@@ -5,6 +5,7 @@ Inside, there is one unit each: seconds and bytes.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated
 
@@ -17,20 +18,17 @@ _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]+)
 
 
 def _parse(value: object, noun: str, example: str, units: dict[str, float]) -> float:
-    match = _QUANTITY.fullmatch(value.strip()) if isinstance(value, str) else None
+    text = value.strip() if isinstance(value, str) else ""
+    match = _QUANTITY.fullmatch(text.removeprefix("-"))
     if match is None or match[2] not in units:
         known = f"{', '.join(list(units)[:-1])} or {list(units)[-1]}"
-        shown = (
-            f"'{value}'"
-            if isinstance(value, str)
-            else "true"
-            if value is True
-            else "false"
-            if value is False
-            else value
-        )
-        raise ValueError(f"expected {noun} such as '{example}': a number and one of {known} (got {shown})")
-    return float(match[1]) * units[match[2]]
+        raise ValueError(f"expected {noun} such as '{example}': a number and one of {known}")
+    if text.startswith("-"):
+        raise ValueError("must not be negative")
+    amount = float(match[1]) * units[match[2]]
+    if math.isinf(amount):
+        raise ValueError("must be finite")
+    return amount
 
 
 def parse_duration_s(value: object) -> float:
@@ -46,9 +44,10 @@ def parse_bytes(value: object) -> int:
 def format_duration(seconds: float) -> str:
     """Write seconds back in the largest unit that gives a short exact number: ``'30min'``."""
     for unit in ("h", "min", "s", "ms", "us"):
-        amount = seconds / SECONDS[unit]
-        if amount >= 1 and float(f"{amount:.6g}") == amount and amount == round(amount, 3):
-            return f"{amount:g}{unit}"
+        text = f"{seconds / SECONDS[unit]:g}"
+        # Read back, it must be the same number to the last bit.
+        if float(text) >= 1 and "e" not in text and float(text) * SECONDS[unit] == seconds:
+            return f"{text}{unit}"
     return f"{seconds!r}s"
 
 
@@ -75,4 +74,7 @@ Bytes = Annotated[
 ]
 Rate = Annotated[float, Gt(0)]
 Share = Annotated[float, Ge(0), Le(1)]
-Count = Annotated[int, Ge(1)]
+#: Beyond the upper limits a number is a slip of the pen that would take all memory.
+Count = Annotated[int, Ge(1), Le(1_000_000_000)]
+BatchTokens = Annotated[int, Ge(1), Le(1_000_000)]
+Machines = Annotated[int, Ge(1), Le(100_000)]

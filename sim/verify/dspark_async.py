@@ -9,7 +9,16 @@ from typing import Annotated, Literal
 import numpy as np
 from annotated_types import Ge
 
-from sim.verify.base import POLICIES, Confidence, Drafting, Lengths, Rates, checked_offer
+from sim.verify.base import (
+    POLICIES,
+    Confidence,
+    DrafterKind,
+    Drafting,
+    Lengths,
+    Rates,
+    check_within_block,
+    checked_offer,
+)
 
 
 @POLICIES.register("dspark_async")
@@ -38,6 +47,10 @@ class DsparkAsync(Drafting):
                 f"lag: expected at least 1, since a budget from this round's own confidences is not lossless"
                 f" (got {self.lag})"
             )
+
+    def check_drafter(self, trained_length: int, kind: DrafterKind) -> None:
+        """Refuse a first budget that no round can spend."""
+        check_within_block("first_budget", self.first_budget, trained_length, "block")
 
     def start(self) -> LaggedSearch:
         """Start without a past."""
