@@ -75,9 +75,16 @@ def tpot_s(requests: Columns) -> Floats:
 
 
 def user_tokens_per_s(requests: Columns) -> Floats:
-    """``1 / tpot_s``: interactivity; NaN below two tokens."""
-    rate: Floats = 1.0 / tpot_s(requests)
+    """``1 / tpot_s``: interactivity; NaN below two tokens, infinite where all came in one delivery."""
+    gap = tpot_s(requests)
+    rate: Floats = np.divide(1.0, gap, out=np.full(gap.size, np.inf), where=gap != 0.0)
     return rate
+
+
+def queue_wait_s(requests: Columns) -> Floats:
+    """``admitted_s - arrived_s``; infinite where the request was never admitted."""
+    value: Floats = requests["admitted_s"] - requests["arrived_s"]
+    return np.where(np.isnan(value), np.inf, value)
 
 
 def e2e_s(requests: Columns) -> Floats:
@@ -130,8 +137,7 @@ def measure(requests: Columns, steps: Columns, window: Window, gpus: Gpus, objec
     request = {name: column[arrived] for name, column in requests.items()}
     counts = {end: int((request["status"] == end).sum()) for end in _ENDS}
     speed, first = user_tokens_per_s(request), ttft_s(request)
-    first = first[request["status"] != "rejected"]
-    wait = request["admitted_s"] - request["arrived_s"]
+    stayed = request["status"] != "rejected"
     tpot = tpot_s(request)
     met = int(meets(request, objective).sum())
     on_decode = step["replica"] < gpus.replicas
@@ -142,12 +148,12 @@ def measure(requests: Columns, steps: Columns, window: Window, gpus: Gpus, objec
         "output_tokens_per_s_per_decode_gpu": delivered / window.length_s / gpus.decode,
         "user_tokens_per_s_p50": percentile(speed, 50),
         "user_tokens_per_s_p10": percentile(speed, 10),
-        "ttft_s_p50": percentile(first, 50),
-        "ttft_s_p99": percentile(first, 99),
+        "ttft_s_p50": percentile(first[stayed], 50),
+        "ttft_s_p99": percentile(first[stayed], 99),
         "tpot_s_p50": percentile(tpot, 50),
         "tpot_s_p99": percentile(tpot, 99),
         "longest_itl_s_p99": percentile(request["max_itl_s"], 99),
-        "queue_wait_s_p99": percentile(wait, 99),
+        "queue_wait_s_p99": percentile(queue_wait_s(request)[stayed], 99),
         "e2e_s_p50": percentile(e2e_s(request), 50),
         "accepted_length": ratio(delivered - sums["first_tokens"], rounds),
         "verify_tokens_per_request": ratio(sums["batch_tokens"], rounds),
@@ -172,15 +178,15 @@ _ENDS = ("finished", "rejected", "aborted", "failed", "unfinished")
 
 
 def windows(requests: Columns, steps: Columns, horizon_s: float, width_s: float, gpus: Gpus) -> dict[str, Floats]:
-    """Cut a run into windows of ``width_s``; one value a window, NaN where there is none.
+    """Cut a run into whole windows of ``width_s``; one value a window, NaN where there is none.
 
     ``started_s``; ``arrivals_per_s``; ``decoding_per_gpu``: mean requests decoding; ``waiting``: mean over step ends,
     summed
     over replicas; ``user_tokens_per_s``: tokens delivered by decoding over request seconds in decode;
     ``output_tokens_per_s_per_gpu``; ``verify_tokens_per_request``; ``accepted_length``; ``batch_tokens_per_step``.
     """
-    edges = np.arange(0.0, horizon_s + width_s * 0.5, width_s)
-    n = edges.size - 1
+    n = int(horizon_s / width_s * (1 + 1e-12))
+    edges = width_s * np.arange(n + 1)
     slot = np.floor(steps["ended_s"] / width_s).astype(np.int64)
     keep = (slot >= 0) & (slot < n)
 
