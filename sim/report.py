@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from sim.cells import Cell, CellResult
 from sim.compare import Difference, difference, estimates
 from sim.metrics import Metrics
 from sim.scenario import Scenario, label_of, resolved
-from sim.table import COLUMNS, comparison_table
+from sim.table import COLUMNS, Row, comparison_table
 
 #: Which values a metric rests on, by the start of their path in a profile; all rest on the verify time.
 _RESTS_ON = {
@@ -83,22 +84,23 @@ def report_text(outcome: Outcome) -> str:
         + (f", {repeats} replications, ± 95 %" if repeats > 1 else ", one replication: no intervals")
     ]
     starred = assumed_metrics(outcome)
-    for value in outcome.values:
-        label = outcome.value_label(value)
-        rows = []
-        for index, policy in enumerate(scenario.policies):
-            name = label_of(policy) + (" (upper bound)" if policy.sees_outcome else "")
-            rows.append((name, estimates(outcome.replications(index, value)), outcome.differences(index, value)))
-        lines += ["", f"{label}:"] if label else [""]
-        lines.append(comparison_table(rows, rows[outcome.baseline][0], starred))
+    rows = [
+        Row(
+            label_of(policy) + (" (upper bound)" if policy.sees_outcome else ""),
+            None if scenario.sweep is None or value is None else str(scenario.sweep.values[value]),
+            estimates(outcome.replications(index, value)),
+            outcome.differences(index, value),
+            index == outcome.baseline,
+        )
+        for value in outcome.values
+        for index, policy in enumerate(scenario.policies)
+    ]
+    lines += ["", comparison_table(rows, scenario.sweep.key if scenario.sweep else None, starred)]
     baseline = label_of(scenario.policies[outcome.baseline])
     lines += ["", f"Δ: against {baseline}, paired by replication. Ends count requests that arrived in the window."]
     if starred:
         lines.append("* rests on an assumed value: " + ", ".join(sorted(set(starred.values()))))
-    assumed = sorted(p for p, provenance in outcome.plant.provenances().items() if provenance.origin == "assumed")
-    if assumed:
-        source = outcome.plant.step.profile.name
-        lines.append(f"assumed: {', '.join(assumed)} (python -m profiles.show {source} says why)")
+    lines += _assumed_lines(outcome)
     outside = [one for one in outcome.cells if one.metrics["outside_profile_ratio"]]
     if outside:
         worst = max(float(one.metrics["outside_profile_ratio"] or 0) for one in outside)
@@ -113,6 +115,21 @@ def report_text(outcome: Outcome) -> str:
     if plots:
         lines.append("plots:   " + ", ".join(f"{outcome.out}/{name}" for name in plots))
     return "\n".join(lines)
+
+
+def _assumed_lines(outcome: Outcome) -> list[str]:
+    """Say what each profile assumes, domains taken together; a reason beside another origin is an assumption in part."""
+    found: dict[str, dict[str, None]] = {}
+    for name, provenance in outcome.plant.provenances().items():
+        profile, path = name.split(": ", 1)
+        if provenance.origin == "assumed" or provenance.reason is not None:
+            part = "" if provenance.origin == "assumed" else " (in part)"
+            short = re.sub(r"\.domains\.[^.]+", "", path).removesuffix(".curve") + part
+            found.setdefault(profile, {})[short] = None
+    return [
+        f"assumed in {profile}: {', '.join(paths)} (why: python -m profiles.show {profile})"
+        for profile, paths in found.items()
+    ]
 
 
 def comparison_rows(outcome: Outcome) -> list[dict[str, Any]]:

@@ -60,32 +60,45 @@ def shown_difference(difference: Difference) -> str:
     return f"{text} (tie)" if difference.verdict == "tie" else text
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Lay rows out in columns: the first to the left, numbers to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lay rows out in columns: the first to the left, numbers to the right; an empty row stays an empty line."""
+    widths = [max(len(row[i]) for row in rows if row) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
-        first, *rest = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        lines.append("  ".join([first.strip().ljust(widths[0]), *rest]))
-    return "\n".join(lines)
+        padded = [cell.rjust(width) for cell, width in zip(row, widths, strict=bool(row))]
+        lines.append("  ".join([row[0].ljust(widths[0]), *padded[1:]]) if row else "")
+    return lines
 
 
-def comparison_table(
-    rows: Sequence[tuple[str, Estimates, Mapping[str, Difference]]],
-    baseline: str,
-    assumed: Mapping[str, str],
-) -> str:
-    """Lay out the comparison.
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A policy at a swept value (None without a sweep): its estimates, and its differences against the baseline."""
 
-    ``rows``: label, estimates and differences (against ``baseline``) of each policy. ``assumed``: metric to why it
-    rests on an
-    assumption; its head gets a star.
+    policy: str
+    swept: str | None
+    estimates: Estimates
+    differences: Mapping[str, Difference]
+    is_baseline: bool
+
+
+def comparison_table(rows: Sequence[Row], swept: str | None, assumed: Mapping[str, str]) -> str:
+    """Lay out the comparison, policies of a swept value together.
+
+    ``swept``: the swept key. ``assumed``: metric to why it rests on an assumption; its head gets a star.
     """
     heads = [column.head + ("*" if column.metric in assumed else "") for column in COLUMNS]
     compared = [column for column in COLUMNS if column.metric in COMPARED]
-    lines = [["policy", *heads, *(f"Δ {column.head}" for column in compared), "/".join(end[:3] for end in ENDS)]]
-    for label, estimates, differences in rows:
-        ends = "/".join("-" if (value := estimates[end].value) is None else f"{value:.0f}" for end in ENDS)
-        changes = [shown_difference(differences[column.metric]) if label != baseline else "" for column in compared]
-        lines.append([label, *(shown(estimates[column.metric], column) for column in COLUMNS), *changes, ends])
-    return aligned(lines)
+    ends_head = "/".join(end[:3] for end in ENDS)
+    lines = [["policy", *([swept] if swept else []), *heads, *(f"Δ {column.head}" for column in compared), ends_head]]
+    for row, before in zip(rows, [rows[0], *rows[:-1]], strict=True):
+        if row.swept != before.swept:
+            lines.append([])
+        values = [shown(row.estimates[column.metric], column) for column in COLUMNS]
+        changes = ["" if row.is_baseline else shown_difference(row.differences[column.metric]) for column in compared]
+        ends = "/".join(_count(row.estimates[end]) for end in ENDS)
+        lines.append([row.policy, *([row.swept] if row.swept else []), *values, *changes, ends])
+    return "\n".join(aligned(lines))
+
+
+def _count(estimate: Estimate) -> str:
+    return "-" if estimate.value is None else f"{estimate.value:.0f}"
