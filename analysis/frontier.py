@@ -269,14 +269,18 @@ def _sizes(points: Sequence[FrontierPoint]) -> dict[int, float]:
 
 def _frame(axes: Axes, points: Sequence[FrontierPoint], objective: float | None) -> None:
     """Set the limits: throughput from 0, interactivity around the points, their intervals and the objective."""
-    known = [point.user_tokens_per_s for point in points if point.xy]
-    ends = [end for one in known for end in (one.value, one.low, one.high) if end is not None and math.isfinite(end)]
-    ends += [] if objective is None else [objective]
-    low, high = min(ends), max(ends)
+    known = [point for point in points if point.xy]
+    speeds = [*_ends(point.user_tokens_per_s for point in known), *([] if objective is None else [objective])]
+    low, high = min(speeds), max(speeds)
     pad = 0.05 * (high - low) or 0.1 * abs(high) or 1.0
-    axes.set_xlim(max(0.0, low - pad) if low >= 0 else low - pad, high + pad)
-    axes.set_ylim(bottom=0.0)
+    axes.set_xlim(max(0.0, low - pad), high + pad)
+    axes.set_ylim(0.0, 1.07 * max(_ends(point.throughput for point in known)) or 1.0)
     axes.xaxis.set_major_locator(MaxNLocator(9, steps=[1, 2, 2.5, 5, 10]))
+
+
+def _ends(intervals: Iterable[Interval]) -> list[float]:
+    ends = (end for one in intervals for end in (one.value, one.low, one.high))
+    return [end for end in ends if end is not None and math.isfinite(end)]
 
 
 def _name_loads(axes: Axes, points: Sequence[FrontierPoint]) -> None:

@@ -66,7 +66,7 @@ def draw_budget(series: Series, *, requests_per: str, title: str, note: str, ste
         axes.set_xlabel(f"requests decoding per {requests_per}")
         axes.set_ylabel("verified tokens per request and step\n(bonus token included)")
         many = sum(x.size for x, _ in dots.values()) > MANY_DOTS
-        widths = nested_widths({policy: np.array([_level(y)]) for policy, (_, y) in medians.items()}, 2.2)
+        widths = nested_widths({policy: _levels(y) for policy, (_, y) in medians.items()}, 2.2)
         for policy, look in found.items():
             order = look.rank / 10
             x, y = dots[policy]
@@ -97,12 +97,13 @@ def _dots(columns: Mapping[str, Floats]) -> tuple[Floats, Floats]:
     return x[known][order], y[known][order]
 
 
-def _level(values: Floats) -> float:
-    return float(np.nanmedian(values)) if values.size else np.nan
+def _levels(values: Floats) -> Floats:
+    """Return lowest, middle and highest value: what tells lines apart that have no places in common."""
+    return np.nanquantile(values, [0.0, 0.5, 1.0]) if values.size else np.full(3, np.nan)
 
 
 def running_median(x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """Return the medians of x and y in a window that slides over x (sorted); NaN where a stretch has too few values.
+    """Return the medians of x and y in a window that slides over x (sorted); NaN where more than a third has no values.
 
     The window is a twelfth to a third of their range, the more values the narrower, and asks for 3 of them. Empty where
     there are fewer than `LEAST_FOR_MEDIAN` values.
@@ -110,6 +111,7 @@ def running_median(x: Floats, y: Floats) -> tuple[Floats, Floats]:
     if x.size < LEAST_FOR_MEDIAN or x[-1] == x[0]:
         return np.empty(0), np.empty(0)
     span = float(x[-1] - x[0])
+    holes = x[1:][np.diff(x) > span / 3]  # where each ends
     parts = min(max(x.size // 10, 3), 12)
     found: list[tuple[float, float]] = []
     for start in x[0] + span / parts * np.arange(0, parts - 0.75, 0.5):
@@ -117,7 +119,7 @@ def running_median(x: Floats, y: Floats) -> tuple[Floats, Floats]:
         if inside.sum() < 3:
             continue
         middle = (float(np.median(x[inside])), float(np.median(y[inside])))
-        if found and middle[0] - found[-1][0] > 0.25 * span:
+        if found and ((holes > found[-1][0]) & (holes <= middle[0])).any():
             found.append((np.nan, np.nan))
         found.append(middle)
     columns = np.array(found).reshape(-1, 2)
@@ -173,6 +175,7 @@ def draw_timeline(
             axes.margins(x=0.01)
             axes.set_ylim(0.0, axes.get_ylim()[1] * 1.05)
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        column[-1].set_xlim(left=0.0)
         figure.align_ylabels(list(column))
         column[-1].set_xlabel(f"time ({unit})")
         return save(figure, stem)

@@ -80,7 +80,7 @@ def texts(figure: Figure) -> list[str]:
 
 
 def draw_all(folder: Path) -> None:
-    draw_frontier(a_sweep(), title="sweep", note="assumed", stem=folder / "frontier", **FRONTIER)
+    draw_frontier(a_sweep()[6:], title="sweep", note="assumed", stem=folder / "frontier", **FRONTIER)
     draw_budget(a_run(20, ("none", "dspark")), title="run", note="assumed", stem=folder / "budget", **BUDGET)
     draw_timeline(a_run(20, ("none", "dspark")), title="run", note="assumed", stem=folder / "timeline", **TIMELINE)
 
