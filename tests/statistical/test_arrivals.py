@@ -219,7 +219,7 @@ def test_peak_is_uniform_within(rng):
     arrived_s = PEAK.draw_arrivals_s(300.0, rng=rng)
     inside_s = arrived_s[(arrived_s >= 100) & (arrived_s < 200)]
     acquit(same_law(inside_s, stats.uniform(100, 100).cdf))
-    convict(same_law(100 + 100 * ((inside_s - 100) / 100) ** 1.1, stats.uniform(100, 100).cdf))
+    convict(same_law(100 + 100 * ((inside_s - 100) / 100) ** 1.2, stats.uniform(100, 100).cdf))
 
 
 # ----------------------------------------------------------------------------------------------------------- replay
@@ -283,7 +283,7 @@ def test_domains_have_their_shares(rng):
     shares = {"math": 0.2, "code": 0.3, "chat": 0.5}
     domain = DomainLaw(shares).domains_at(np.zeros(20_000), rng.random(20_000))
     acquit(same_shares(np.bincount(domain, minlength=3), list(shares.values())))
-    convict(same_shares(np.bincount(domain, minlength=3), [0.22, 0.3, 0.48]))
+    convict(same_shares(np.bincount(domain, minlength=3), [0.25, 0.3, 0.45]))
 
 
 def test_users_think_exponentially_and_apart(seed):
@@ -292,7 +292,7 @@ def test_users_think_exponentially_and_apart(seed):
     turns = [[users.turn(user, turn, 0.0) for turn in range(1, 4001)] for user in range(2)]
     thinks_s = [np.array([turn.think_s for turn in each]) for each in turns]
     acquit(same_law(thinks_s[0], stats.expon(scale=2).cdf))
-    convict(same_law(thinks_s[0], stats.expon(scale=2.3).cdf))
+    convict(same_law(thinks_s[0], stats.expon(scale=2.6).cdf))
     prompts = [np.array([turn.prompt_tokens for turn in each]) for each in turns]
     acquit(stats.spearmanr(prompts[0], prompts[1]).pvalue)  # users are independent of each other,
     acquit(stats.spearmanr(thinks_s[0], prompts[0]).pvalue)  # pauses of lengths,
