@@ -65,7 +65,7 @@ def load_trace(path: Path, format: FormatName = "auto", *, strict: bool = False)
     faults = columns.faults + _senseless(columns)
     faulty = np.isin(columns.line, np.array([fault.line for fault in faults], np.int64))
     seconds = _seconds(columns)
-    timed = np.isfinite(seconds)
+    timed = np.isfinite(seconds) & (seconds >= 0)  # a time that makes no sense is a bad row, not a restart
     _check_clock(columns, seconds, timed, file)
     usable = ~faulty
     late = usable & timed & (seconds < _latest_before(seconds, timed))
@@ -113,9 +113,8 @@ def _seconds(columns: Columns) -> Floats:
     ticks, format_ = columns.ticks, columns.format
     if format_.origin == "first_row" and ticks.size:
         # Subtracted while still whole nanoseconds: a float of seconds since 1970 would keep six digits only.
-        known = ticks[np.isfinite(ticks)]
-        if known.size:
-            ticks = ticks - known.min()
+        known = ticks[np.isfinite(ticks) & (ticks >= 0)]
+        ticks = ticks - (known.min() if known.size else 0)
     return ticks / format_.ticks_per_s
 
 

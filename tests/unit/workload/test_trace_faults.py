@@ -37,7 +37,9 @@ def test_a_folder(tmp_path):
     assert refusal(tmp_path / "t.csv") == ["t.csv: cannot read: is a directory"]
 
 
-@pytest.mark.parametrize("content", [b"", b" \n\r\n", gzip.compress(b"", mtime=0), "\ufeff".encode(), "\ufeff\n".encode()])
+@pytest.mark.parametrize(
+    "content", [b"", b" \n\r\n", gzip.compress(b"", mtime=0), "\ufeff".encode(), "\ufeff\n".encode()]
+)
 def test_empty(write, content):
     assert refusal(write("t.csv", content)) == ["t.csv: empty file; expected a trace"]
 
@@ -251,6 +253,15 @@ def test_parquet_names_rows_in_place_of_lines(tmp_path):
 def test_disorder_is_refused_by_strict(write):
     path = write("t.csv", OWN + "5.5,1,1\n5.25,1,1\n")
     assert refusal(path, strict=True) == ["t.csv:3: arrived_s: earlier than a row before it"]
+
+
+def test_a_time_below_0_neither_restarts_the_clock_nor_moves_its_zero(write):
+    path = write("t.csv", OWN + "100,1,1\n-5,1,1\n100.5,1,1\n")
+    assert load_trace(path).rows == {"read": 3, "not_a_time": 1}
+    head = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    trace = load_trace(write("b.csv", head + "-5,m,1,1,2,x\n100,m,1,1,2,x\n140,m,1,1,2,x\n"))
+    assert trace.recorded_s.tolist() == [0, 40]
+    assert trace.rows == {"read": 3, "not_a_time": 1}
 
 
 def test_many_faults_are_shown_in_order_and_cut(write):
