@@ -6,5 +6,5 @@ only place where luck enters. `drafter.py` is the seam behind which the drafters
 parallel block of DFlash and DSpark, on `backbone.py`, `markov.py`, `confidence.py`), `chain.py` with `eagle3.py` and
 `mtp.py`, `small_model.py`. `target.py` and `kv_cache.py` wrap the model that must be imitated exactly; `checkpoint.py`
 reads and writes draft checkpoints, `config.py` says what is in them. `calibration.py` and `evaluation.py` turn rounds
-into numbers. The commands are `generate.py`, `evaluate.py` and `calibrate.py`.
+into numbers. The commands are `generate.py`, `evaluate.py` and `calibrate.py`, with `options.py` and `loading.py`.
 """

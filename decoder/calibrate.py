@@ -8,23 +8,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from decoder.calibration import (
-    MIN_OUTCOMES,
-    Calibration,
-    PositionQuality,
-    fit_temperatures,
-    judge,
-    outcomes_of,
-    save_calibration,
-    summary,
-)
 from decoder.evaluate import domain_requests, draw_lines
-from decoder.options import command_parser, decode_with_progress, load_models, make_decoder, parse_policy, write_json
+from decoder.options import command_parser
 from profiles.errors import Fault, InputError, exit_code_of
+
+if TYPE_CHECKING:
+    from decoder.calibration import PositionQuality
 
 log = logging.getLogger("decoder.calibrate")
 
@@ -46,9 +39,8 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument(
         "--min-outcomes",
         type=int,
-        default=MIN_OUTCOMES,
         metavar="N",
-        help=f"known outcomes that each position needs to be fitted (default: {MIN_OUTCOMES})",
+        help="known outcomes that each position needs to be fitted (default: 400, 20 a bin)",
     )
     out.add_argument("--concurrency", type=int, default=1, metavar="N", help="requests at a time (default: 1)")
     return out
@@ -62,12 +54,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    # Imports wait until here so that --help answers at once.
+    from decoder.calibration import (
+        MIN_OUTCOMES,
+        Calibration,
+        fit_temperatures,
+        judge,
+        outcomes_of,
+        save_calibration,
+        summary,
+    )
+    from decoder.loading import decode_with_progress, load_models, make_decoder, parse_policy, write_json
+
     if not 0 < options.held_out < 1:
         raise InputError(Fault(f"expected a share between 0 and 1 (got {options.held_out:g})", key="--held-out"))
     for name in ("concurrency", "min_outcomes"):
-        if getattr(options, name) < 1:
-            key = "--" + name.replace("_", "-")
-            raise InputError(Fault(f"expected at least 1 (got {getattr(options, name)})", key=key))
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise InputError(Fault(f"expected at least 1 (got {value})", key="--" + name.replace("_", "-")))
     if options.calibration is not None:
         raise InputError(Fault("is what this command makes; give it to the others", key="--calibration"))
     models = load_models(options)
@@ -82,7 +86,7 @@ def _run(options: argparse.Namespace) -> int:
     rounds = [record for generation in found for record in generation.rounds]
     outcomes = outcomes_of(rounds, length)
     fitted, held_out = outcomes.split(1 - options.held_out, np.random.default_rng(options.seed))
-    temperatures = fit_temperatures(fitted, min_outcomes=options.min_outcomes)
+    temperatures = fit_temperatures(fitted, min_outcomes=options.min_outcomes or MIN_OUTCOMES)
     before, after = judge(held_out), judge(held_out, temperatures)
     calibration = Calibration(
         temperatures=temperatures,
@@ -123,6 +127,7 @@ def table(
     temperatures: Sequence[float], before: Sequence[PositionQuality], after: Sequence[PositionQuality]
 ) -> list[str]:
     """Return the printed table."""
+    from decoder.calibration import summary
 
     def number(value: float | None) -> str:
         return "     -" if value is None else f"{value:6.4f}"

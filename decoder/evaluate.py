@@ -8,28 +8,17 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from decoder.calibration import judge, outcomes_of, summary
-from decoder.evaluation import Acceptance, Rate, acceptance, weak_positions
-from decoder.options import (
-    Models,
-    add_policy,
-    chosen_policy,
-    chosen_rates,
-    command_parser,
-    decode_with_progress,
-    load_models,
-    make_decoder,
-    make_request,
-    parse_policy,
-    read_prompts,
-    write_json,
-)
-from decoder.session import Generation, Request
+from decoder.options import add_policy, command_parser
 from profiles.errors import Fault, InputError, exit_code_of
+
+if TYPE_CHECKING:
+    from decoder.evaluation import Acceptance, Rate
+    from decoder.loading import Models
+    from decoder.session import Generation, Request
 
 log = logging.getLogger("decoder.evaluate")
 
@@ -61,6 +50,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    # Imports wait until here so that --help answers at once.
+    from decoder.evaluation import acceptance, weak_positions
+    from decoder.loading import (
+        chosen_policy,
+        chosen_rates,
+        decode_with_progress,
+        load_models,
+        make_decoder,
+        write_json,
+    )
+
     if options.concurrency < 1:
         raise InputError(Fault(f"expected at least 1 (got {options.concurrency})", key="--concurrency"))
     thresholds = parse_thresholds(options.thresholds)
@@ -130,6 +130,8 @@ def parse_thresholds(text: str | None) -> list[float]:
 
 def domain_requests(options: argparse.Namespace, models: Models) -> tuple[list[Request], dict[str, str]]:
     """Return the requests of the prompt file, and each one's domain by request id."""
+    from decoder.loading import make_request, read_prompts
+
     requests, domains = [], {}
     for number, prompt in enumerate(read_prompts(options.prompts, models), start=1):
         name = f"prompt {number}"
@@ -172,6 +174,8 @@ def _acceptance_report(result: Acceptance) -> dict[str, Any]:
 
 def confidence_report(generations: Sequence[Generation], draft_length: int) -> dict[str, Any]:
     """Return how well the raw confidence knew what was accepted."""
+    from decoder.calibration import judge, outcomes_of, summary
+
     rounds = [record for generation in generations for record in generation.rounds]
     return dict(summary(judge(outcomes_of(rounds, draft_length))))
 
@@ -205,6 +209,9 @@ def threshold_sweep(
     thresholds: Sequence[float],
 ) -> list[dict[str, Any]]:
     """Decode everything once more for each threshold; tokens a round, the bonus token counted as accepted."""
+    from decoder.evaluation import acceptance
+    from decoder.loading import decode_with_progress, make_decoder, parse_policy
+
     assert models.drafter is not None
     rows = []
     for threshold in thresholds:

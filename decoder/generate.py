@@ -5,26 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from decoder.identity import GAP_BOUNDS, first_difference
-from decoder.options import (
-    DTYPES,
-    Models,
-    add_policy,
-    chosen_policy,
-    chosen_rates,
-    command_parser,
-    decode_with_progress,
-    encode,
-    load_models,
-    make_decoder,
-    make_request,
-    parse_policy,
-    write_json,
-)
-from decoder.session import Generation
+from decoder.options import add_policy, command_parser
 from profiles.errors import Fault, InputError, exit_code_of
+
+if TYPE_CHECKING:
+    from decoder.loading import Models
+    from decoder.session import Generation
 
 #: Terminal colours: accepted, rejected, the target's own.
 ACCEPTED, REJECTED, BONUS, PLAIN = "\x1b[32m", "\x1b[9;31m", "\x1b[1;34m", "\x1b[0m"
@@ -59,6 +47,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    # Imports wait until here so that --help answers at once.
+    from decoder.identity import GAP_BOUNDS, first_difference
+    from decoder.loading import (
+        TORCH_DTYPES,
+        chosen_policy,
+        chosen_rates,
+        decode_with_progress,
+        encode,
+        load_models,
+        make_decoder,
+        make_request,
+        parse_policy,
+        write_json,
+    )
+
     models = load_models(options)
     prompt = encode(options.prompt, models, "--prompt") if options.prompt is not None else _ids(options.prompt_ids)
     request = make_request(options, models, "prompt", prompt)
@@ -83,7 +86,7 @@ def _run(options: argparse.Namespace) -> int:
         print(line)
     if options.check:
         alone = make_decoder(options, models, parse_policy("none")).generate([request])[0]
-        bound = GAP_BOUNDS[DTYPES[options.dtype]]
+        bound = GAP_BOUNDS[TORCH_DTYPES[options.dtype]]
         difference = first_difference(found.output_ids, alone.output_ids, alone.top2_gaps, bound)
         report["check"] = {
             "name": "greedy output equals the target's own",

@@ -103,7 +103,10 @@ def test_tensors_left_to_the_target(copy, targets, tmp_path):
         (lambda t: t.pop("fc.weight"), "model.safetensors: fc.weight: missing"),
         (lambda t: t.update({"extra.weight": torch.ones(2)}), "extra.weight: not used by this architecture"),
         (lambda t: t.update({"norm.weight": torch.ones(9)}), r"norm.weight: shape \[9\]; expected \[64\]"),
-        (lambda t: t["markov_head.markov_w2.weight"].fill_(float("nan")), "markov_w2.weight: holds values that are not"),
+        (
+            lambda t: t["markov_head.markov_w2.weight"].fill_(float("nan")),
+            "markov_w2.weight: holds values that are not",
+        ),
         (lambda t: t.pop("confidence_head.proj.bias"), "confidence_head.proj.bias: missing"),
     ),
 )
@@ -163,10 +166,10 @@ def test_files_that_are_none(copy, targets, tmp_path):
     with pytest.raises(CheckpointError, match="not a safetensors file, or cut short"):
         load_net(folder, targets[TARGET_A])
     weights.unlink()
-    with pytest.raises(CheckpointError, match="model.safetensors: cannot read"):
+    with pytest.raises(CheckpointError, match=r"model.safetensors: cannot read"):
         load_net(folder, targets[TARGET_A])
     (folder / "config.json").write_text("{")
-    with pytest.raises(CheckpointError, match="config.json: not JSON"):
+    with pytest.raises(CheckpointError, match=r"config.json: not JSON"):
         load_drafter(folder, targets[TARGET_A])
     with pytest.raises(CheckpointError, match="no such folder"):
         load_drafter(tmp_path / "absent", targets[TARGET_A])
@@ -215,13 +218,13 @@ def test_targets_are_refused_by_name(copy, tmp_path, deepspec):
     with pytest.raises(TargetError, match="no such folder"):
         load_target(tmp_path / "absent")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(TargetError, match="config.json: cannot read"):
+    with pytest.raises(TargetError, match=r"config.json: cannot read"):
         load_target(tmp_path / "empty")
     with pytest.raises(TargetError, match=r"expected a causal LM \(...ForCausalLM\); got Qwen3DSparkModel"):
         load_target(deepspec / "checkpoints" / "dflash_block5")
     folder = copy(TARGET_B)
     retensor(folder, lambda t: t.pop("model.layers.3.mlp.up_proj.weight"))
-    with pytest.raises(TargetError, match="model.layers.3.mlp.up_proj.weight: missing"):
+    with pytest.raises(TargetError, match=r"model.layers.3.mlp.up_proj.weight: missing"):
         load_target(folder)
     (folder / "model.safetensors").unlink()
     with pytest.raises(TargetError, match=r"holds no \*.safetensors"):

@@ -500,7 +500,7 @@ def test_the_next_turn_of_a_conversation(kind):
 
 @pytest.mark.parametrize("kind", DRAFTER_KINDS)
 def test_a_prefix_hit_keeps_the_drafter_s_features(kind):
-    """The same prompt twice, the second from cache: same tokens, same drafts; the hit is as long as without a drafter."""
+    """The same prompt twice, the second from cache: same tokens and drafts, and as long a hit as without a drafter."""
     decoder = soft_decoder(kind)
     asked = request("a", prompt=[3, 1, 4, 1, 5], temperature=1.0)
     first = decoder.admit(asked)
