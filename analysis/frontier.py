@@ -19,6 +19,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+from numpy.typing import NDArray
 
 from analysis.style import (
     MUTED,
@@ -38,6 +39,7 @@ from analysis.style import (
 )
 
 XY = tuple[float, float]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +161,14 @@ def draw_frontier(
     title: str,
     note: str,
     stem: Path,
+    clouds: Mapping[str, tuple[Floats, Floats]] | None = None,
 ) -> list[Path]:
     """Draw throughput per GPU against tokens/s per user, a curve a policy; write ``stem``.png and ``stem``.svg.
 
     Points on the frontier of all policies are filled, the others hollow. ``note`` says in small print what is assumed.
+    ``clouds``: of each policy, tokens/s per user and output tokens/s per GPU in windows of time, drawn as dots.
     """
+    clouds = {} if clouds is None else {policy: _finite_pairs(*cloud) for policy, cloud in clouds.items()}
     on_front = {id(point) for point, on in zip(points, pareto(points), strict=True) if on}
     with plot_style():
         drawn = curves(points)
@@ -173,7 +178,12 @@ def draw_frontier(
             shown(policy, oracle=_bounds(own)): _legend_entry(found[policy], oracle=_bounds(own), joined=joined)
             for policy, own in drawn.items()
         }
-        figure = new_figure(8.2, 4.4, title=title, note=note, legend=legend, signs=_signs(points, on_front))
+        signs = _signs(points, on_front)
+        if clouds:
+            signs["dot: one window of time"] = Line2D(
+                [], [], linestyle="none", marker="o", markersize=3.5, color=MUTED, alpha=0.5
+            )
+        figure = new_figure(8.2, 4.4, title=title, note=note, legend=legend, signs=signs)
         axes = figure.add_subplot()
         axes.set_xlabel("tokens/s per user (p50 over requests)")
         axes.set_ylabel("output tokens/s per GPU")
@@ -182,7 +192,11 @@ def draw_frontier(
         for policy, own in drawn.items():
             _draw_curve(axes, own, found[policy], on_front, sizes)
         if any(point.xy for point in points):
-            _frame(axes, points, objective_user_tokens_per_s)
+            for policy, (x, y) in clouds.items():
+                axes.plot(
+                    x, y, linestyle="none", marker="o", markersize=3.5, alpha=0.35, mew=0, color=found[policy].color
+                )
+            _frame(axes, points, objective_user_tokens_per_s, clouds)
             _name_loads(axes, points)
         else:
             say_no_data(axes)
@@ -267,14 +281,26 @@ def _sizes(points: Sequence[FrontierPoint]) -> dict[int, float]:
     return {key: 6.0 + 4.0 * (len(group) - 1 - nth) for group in groups for nth, key in enumerate(group)}
 
 
-def _frame(axes: Axes, points: Sequence[FrontierPoint], objective: float | None) -> None:
-    """Set the limits: throughput from 0, interactivity around the points, their intervals and the objective."""
+def _finite_pairs(x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    keep = np.isfinite(x) & np.isfinite(y)
+    return x[keep], y[keep]
+
+
+def _frame(
+    axes: Axes,
+    points: Sequence[FrontierPoint],
+    objective: float | None,
+    clouds: Mapping[str, tuple[Floats, Floats]],
+) -> None:
+    """Set the limits: throughput from 0, interactivity around the points, clouds, intervals and the objective."""
     known = [point for point in points if point.xy]
     speeds = [*_ends(point.user_tokens_per_s for point in known), *([] if objective is None else [objective])]
+    speeds += [float(value) for x, _ in clouds.values() if x.size for value in (x.min(), x.max())]
+    tops = _ends(point.throughput for point in known) + [float(y.max()) for _, y in clouds.values() if y.size]
     low, high = min(speeds), max(speeds)
     pad = 0.05 * (high - low) or 0.1 * abs(high) or 1.0
     axes.set_xlim(max(0.0, low - pad), high + pad)
-    axes.set_ylim(0.0, 1.07 * max(_ends(point.throughput for point in known)) or 1.0)
+    axes.set_ylim(0.0, 1.07 * max(tops) or 1.0)
     axes.xaxis.set_major_locator(MaxNLocator(9, steps=[1, 2, 2.5, 5, 10]))
 
 

@@ -34,7 +34,22 @@ def draw_plots(outcome: Outcome, folder: Path) -> None:
                     FrontierPoint(label_of(policy), outcome.value_label(value), user, throughput, policy.sees_outcome)
                 )
     note = _note(outcome)
-    draw_frontier(points, objective_user_tokens_per_s=goal, title=scenario.name, note=note, stem=folder / "frontier")
+    # One load has a point a policy and no curve: its windows of time show what lies between calm and peak.
+    clouds = None
+    if scenario.sweep is None:
+        clouds = {
+            label_of(policy): (one["user_tokens_per_s"], one["output_tokens_per_s_per_gpu"])
+            for index, policy in enumerate(scenario.policies)
+            for one in [outcome.first(index, None).series]
+        }
+    draw_frontier(
+        points,
+        objective_user_tokens_per_s=goal,
+        title=scenario.name,
+        note=note,
+        stem=folder / "frontier",
+        clouds=clouds,
+    )
     last = outcome.values[-1]
     series = {label_of(policy): outcome.first(index, last).series for index, policy in enumerate(scenario.policies)}
     at = outcome.value_label(last)

@@ -1,1 +1,6 @@
-"""Reading guide to be written."""
+"""A SimPy fleet that serves traffic under pluggable verification policies, fed by measured or published curves.
+
+Start with `scenario` (the file), then `fleet` (arrivals, a router, replicas), `replica` and `kernels` (the step loop).
+`acceptance` and `rng` are where chance enters; `records` says what comes out, `metrics` what it means; `verify`,
+`workload`, `batching` and `routing` hold the decisions. `run` is the command, `cells` cuts it into independent pieces.
+"""

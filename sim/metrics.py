@@ -203,7 +203,7 @@ def windows(requests: Columns, steps: Columns, horizon_s: float, width_s: float,
     came = np.histogram(requests["arrived_s"], edges)[0]
     replicas = int(steps["replica"].max()) + 1 if steps["replica"].size else 1
     return {
-        "started_s": edges[:-1],
+        "started_s": np.asarray(edges[:-1], np.float64),
         "arrivals_per_s": came / width_s,
         "decoding_per_gpu": decoding_s / width_s / gpus.decode,
         "waiting": per(total(steps["waiting"]) * replicas, count),

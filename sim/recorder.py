@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from sim.records import STEP_COLUMNS, STEP_FLOATS, Columns
 
 BLOCK_ROWS = 1 << 15
 _INDEX = {name: column for column, name in enumerate(STEP_COLUMNS)}
+_KINDS = [np.float64 if name in STEP_FLOATS else np.int32 for name in STEP_COLUMNS]
 _KEPT = [_INDEX["replica"], _INDEX["started_s"], _INDEX["ended_s"]]
 
 
@@ -26,7 +27,8 @@ class Recorder:
     #: Rows written so far of the block under way, ``[BLOCK_ROWS, columns]``; kernels write there.
     block: NDArray[np.float64] = field(default_factory=lambda: np.empty((BLOCK_ROWS, len(STEP_COLUMNS))))
     used: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
-    _blocks: list[NDArray[np.float64]] = field(default_factory=list)
+    _blocks: list[list[NDArray[Any]]] = field(default_factory=list)
+    _sums: list[NDArray[np.float64]] = field(default_factory=list)
 
     def record(self, row: tuple[float, ...]) -> None:
         """Add a step; the tuple follows `STEP_COLUMNS`."""
@@ -46,23 +48,36 @@ class Recorder:
     def flush(self) -> None:
         """Put the block away and begin a new one."""
         rows = self.block[: self.used[0]]
-        self._blocks.append(rows.copy() if self.steps == "full" else _per_second(rows))
+        if self.steps == "full":
+            # A step's counts fit 32 bits; half the memory of a long run is worth the copy.
+            self._blocks.append([rows[:, column].astype(kind) for column, kind in enumerate(_KINDS)])
+        else:
+            self._sums.append(_per_second(rows))
+            if len(self._sums) == 64:
+                self._sums = [_per_second(np.concatenate(self._sums))]
         self.used[0] = 0
-        if self.steps == "per_second" and len(self._blocks) == 64:
-            self._blocks = [_per_second(np.concatenate(self._blocks))]
 
     def columns(self) -> Columns:
-        """Return all step rows as columns, in order of their end, then of replica."""
+        """Return all step rows as columns, in order of their end, then of replica; the recorder is empty then."""
         self.flush()
-        rows = np.concatenate(self._blocks)
         if self.steps == "per_second":
-            rows = _per_second(rows)
-        else:
-            rows = rows[np.lexsort((rows[:, _INDEX["replica"]], rows[:, _INDEX["ended_s"]]))]
-        return {
-            name: rows[:, column].copy() if name in STEP_FLOATS else rows[:, column].astype(np.int64)
-            for name, column in _INDEX.items()
-        }
+            rows = _per_second(np.concatenate(self._sums))
+            self._sums = []
+            return {
+                name: rows[:, column].astype(np.float64 if name in STEP_FLOATS else np.int64)
+                for name, column in _INDEX.items()
+            }
+        ended_s = np.concatenate([block[_INDEX["ended_s"]] for block in self._blocks])
+        replica = np.concatenate([block[_INDEX["replica"]] for block in self._blocks])
+        order = np.lexsort((replica, ended_s)).astype(np.int32)
+        out: Columns = {}
+        for column, name in enumerate(STEP_COLUMNS):
+            whole = np.concatenate([block[column] for block in self._blocks])
+            for block in self._blocks:
+                block[column] = block[column][:0]
+            out[name] = whole[order]
+        self._blocks = []
+        return out
 
 
 def _per_second(rows: NDArray[np.float64]) -> NDArray[np.float64]:
