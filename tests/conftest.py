@@ -33,6 +33,21 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--seed-root: expected a number or 'fresh' (got {config.option.seed_root!r})")
 
 
+def forget_stale_kernels() -> None:
+    """Make numba compile the step loop anew where a module it takes functions from is newer.
+
+    numba's cache looks at the file of a compiled function alone, not at what that file imports.
+    """
+    sim = Path(__file__).resolve().parents[1] / "sim"
+    kernels = sim / "kernels.py"
+    parts = [sim / "rng.py", sim / "acceptance.py", sim / "verify" / "kernels.py"]
+    if max(part.stat().st_mtime for part in parts) > kernels.stat().st_mtime:
+        kernels.touch()
+
+
+forget_stale_kernels()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "shared_dir" in getattr(item, "fixturenames", ()):
