@@ -72,6 +72,8 @@ class Document:
         """Return a fault of the key at ``path``, placed where it was written: in the file or on the command line."""
         place = self.place_of(path)
         key = dotted(path) or None
+        if place == f"--{key}":  # said once is enough
+            key = None
         return Fault(message, place, None, key) if isinstance(place, str) else Fault(message, self.file, place, key)
 
     def replaced(self, path: Path_, value: Any, place: Place = "--set") -> Document:
@@ -90,8 +92,9 @@ class Document:
                 raise InputError(Fault("no such key", str(place), key=dotted(path)))
             if isinstance(here[part], str) and isinstance(following, str):
                 here[part] = {"kind": here[part]}  # a plugin given by its name alone may get keys
+                places[path[:index]] = place
             here = here[part]
-        if not isinstance(here, dict) and not _has(here, path[-1]):
+        if not _has(here, path[-1]) and not (isinstance(here, dict) and isinstance(path[-1], str)):
             raise InputError(Fault("no such key", str(place), key=dotted(path)))
         here[path[-1]] = value
         places[path] = place

@@ -46,12 +46,12 @@ def new_folder(path: Path) -> Iterator[Path]:
     An earlier run's folder is replaced; any other folder is not touched (`InputError`). When the block fails, nothing
     of it stays.
     """
-    if path.exists() and not _is_replaceable(path):
-        raise InputError(Fault("exists and is not a run's folder; give another --out", str(path)))
-    if Path.cwd().is_relative_to(path.resolve()):
-        raise InputError(Fault("is or holds the folder that we are in; give another --out", str(path)))
-    part = path.with_name(f".{path.name}.part")
     try:
+        if path.exists() and not _is_replaceable(path):
+            raise InputError(Fault("exists and is not a run's folder; give another --out", str(path)))
+        if Path.cwd().is_relative_to(path.resolve()):
+            raise InputError(Fault("is or holds the folder that we are in; give another --out", str(path)))
+        part = path.with_name(f".{path.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
     except OSError as error:

@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
         "--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: all cores)"
     )
     out.add_argument("--strict", action="store_true", help="refuse a trace with rows that cannot be used")
-    out.add_argument("--dry-run", action="store_true", help="print the resolved scenario and stop")
+    out.add_argument("--dry-run", action="store_true", help="print the resolved scenario and stop; reads no trace")
     out.add_argument("--list", action="store_true", help="print the known policies, profiles and scenarios and stop")
     return out
 

@@ -43,6 +43,8 @@ def parse_bytes(value: object) -> int:
 
 def format_duration(seconds: float) -> str:
     """Write seconds back in the largest unit that gives a short exact number: ``'30min'``."""
+    if seconds == 0:
+        return "0s"
     for unit in ("h", "min", "s", "ms", "us"):
         text = f"{seconds / SECONDS[unit]:g}"
         # Read back, it must be the same number to the last bit.
