@@ -81,6 +81,7 @@ class Replica:
         self.verifier = engine.policy.start()
         self._recompute = recompute
         self._next_arrival_s = next_arrival_s
+        self._in_python = engine.chooses_in_python
         self._requests_held = requests_held
         self._kv_held = kv_held
         self._work_arrived: simpy.Event | None = None
@@ -91,6 +92,7 @@ class Replica:
         self._ints = ints = np.zeros(at.size_i, np.int64)
         self._floats = np.zeros(at.size_f)
         ints[k.S_CAPACITY], ints[k.S_LONGEST], ints[k.S_INDEX] = capacity, longest, index
+        self._floats[k.F_UNTIL] = -np.inf
         ints[k.S_FREE] = self.kv.free
         self.slots = ints[at.slots : at.fate].reshape(k.SLOT_FIELDS, capacity)
         self._fate = ints[at.fate : at.lengths]
@@ -132,20 +134,20 @@ class Replica:
 
     def run(self) -> Generator[simpy.Event, None, None]:
         """Serve for ever; hand this to ``env.process``."""
-        ints, floats = self._ints, self._floats
+        ints, floats, clock = self._ints, self._floats, self.clock
         while True:
             # A step's boundary: nothing is under way.
             if not (ints[k.S_DECODING] or self.in_prefill or self.waiting):
                 self._kv_held[self.index] = 0
-                self._work_arrived = self.clock.event()
+                self._work_arrived = clock.event()
                 yield self._work_arrived
-                floats[k.F_NOW] = self.clock.now
+                floats[k.F_NOW] = clock.now
             if not self._plan():
                 continue
             reason = self._advance()
             while reason == k.UNDER_WAY_UNTIL_END:
                 self._kv_held[self.index] = self.kv.total - ints[k.S_FREE]
-                yield self.clock.at(floats[k.F_END])
+                yield clock.at(floats.item(k.F_END))
                 reason = self._advance()
             if reason == k.LACKS_MEMORY:
                 self._sync()
@@ -155,31 +157,32 @@ class Replica:
 
     def _advance(self) -> int:
         """Run the kernel from the phase the replica is in, until a step is under way or Python code must act."""
-        engine, ints, floats, recorder = self.engine, self._ints, self._floats, self.recorder
-        most = MANY
-        if engine.chooses_in_python or self.in_prefill:
+        engine, ints, recorder, log = self.engine, self._ints, self.recorder, self.log
+        most, stop_at_end = MANY, False
+        if self.waiting:
+            # Who waits may come in, or be aborted, at any step's end; at an end of a request, while seats are taken.
+            stop_at_end = True
+            if ints[k.S_DECODING] < engine.max_running or engine.deadline_s < np.inf:
+                most = 1
+        if self._in_python or self.in_prefill:
             most = 1
-        elif self.waiting and (ints[k.S_DECODING] < engine.max_running or engine.deadline_s < np.inf):
-            # Who waits may come in, or be aborted, at any step's end; not while every seat is taken.
-            most = 1
-        floats[k.F_UNTIL] = -np.inf if self._next_arrival_s is None else self._next_arrival_s(self.index)
+        if self._next_arrival_s is not None:
+            self._floats[k.F_UNTIL] = self._next_arrival_s(self.index)
         ints[k.S_WAITING] = len(self.waiting)
         ints[k.S_IN_PREFILL] = len(self.in_prefill)
         while True:
-            reason = int(
-                k.advance(
-                    ints,
-                    floats,
-                    engine.ints,
-                    engine.floats,
-                    self.log.counts,
-                    self.log.times,
-                    self.kv.total,
-                    recorder.block,
-                    recorder.used,
-                    most,
-                    bool(self.waiting),
-                )
+            reason = k.advance(
+                ints,
+                self._floats,
+                engine.ints,
+                engine.floats,
+                log.counts,
+                log.times,
+                engine.kv_blocks,
+                recorder.block,
+                recorder.used,
+                most,
+                stop_at_end,
             )
             if reason != k.CHOOSE:
                 break
@@ -192,8 +195,8 @@ class Replica:
             self._settle_ended()
         if self._chunks and reason in (k.STOPPED, k.RECORDS_FULL):
             self._sync()
-            self._finish_prompts(floats[k.F_NOW])
-        return reason
+            self._finish_prompts(self._floats.item(k.F_NOW))
+        return int(reason)
 
     def _sync(self) -> None:
         """Tell the pool what the kernel took and freed."""
@@ -229,7 +232,7 @@ class Replica:
         ints[k.S_SHARES] = share.decodes
         ints[k.S_PROMPT] = self._take_chunks(share.prompt_tokens) if self.in_prefill else 0
         ints[k.S_FREE] = self.kv.free
-        if engine.chooses_in_python and decoding and share.decodes:
+        if self._in_python and decoding and share.decodes:
             ints[k.S_AHEAD] = self.verifier.draft_length(decoding, engine.trained_length)
         return bool((decoding and share.decodes) or ints[k.S_PROMPT])
 
