@@ -166,15 +166,15 @@ def check_within_block(key: str, length: int, trained_length: int, kind: Drafter
 
 
 def checked_offer(confidence: Confidence, steps_per_s: Rates) -> tuple[Confidence, Rates]:
-    """Return both as the kernels want them: C-contiguous float64.
+    """Return both as the kernels want them: C-contiguous float64, writable (each kind of array is compiled for).
 
     Raises `ValueError` where a confidence is no chance (NaN above all) or the rates end before the largest batch.
     """
     # Imported where it is used, here and in the policies: numba takes longer to load than a scenario to check.
     from sim.verify import kernels
 
-    confidence = np.ascontiguousarray(confidence, np.float64)
-    steps_per_s = np.ascontiguousarray(steps_per_s, np.float64)
+    confidence = np.require(confidence, np.float64, ["C", "W"])
+    steps_per_s = np.require(steps_per_s, np.float64, ["C", "W"])
     if confidence.ndim != 2:
         raise ValueError(f"confidence: expected an array [requests, draft_length] (got {confidence.ndim} dimensions)")
     if not kernels.is_chance(confidence):

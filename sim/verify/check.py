@@ -82,14 +82,19 @@ class Judgement:
 
 
 def judge(
-    policy: Policy, *, reading: Reading = "past", engine: str = "as_told", rounds: int = 0
+    policy: Policy,
+    *,
+    reading: Reading = "past",
+    engine: str = "as_told",
+    rounds: int = 0,
+    toys: Sequence[Toy] = TOYS,
 ) -> Iterator[Judgement]:
     """Judge a policy in every case, given a confidence of that kind; ``rounds`` 0: as many as it needs, at least 2.
 
     Raises `sim.verify.memory.PolicyFault` where the policy breaks the seam.
     """
     rounds = rounds or max(2, int(getattr(policy, "lag", 1)) + 1)
-    for toy in TOYS:
+    for toy in toys:
         for curve in CURVES:
             if toy is not APPENDIX_A or curve == "appendix":
                 yield judge_case(policy, toy, curve, reading=reading, engine=engine, rounds=rounds)
@@ -168,8 +173,8 @@ def _policies_in(module: ModuleType) -> list[type]:
 def _missing(cls: type) -> list[str]:
     """Names of the seam that a class lacks; a dataclass field without a default counts as there."""
     fields = {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()
-    needed = [name for name in Policy.__protocol_attrs__ if not name.startswith("_")]  # type: ignore[attr-defined]
-    return sorted(name for name in needed if not hasattr(cls, name) and name not in fields)
+    needed = [name for name in dir(Policy) if not name.startswith("_")]
+    return [name for name in needed if not hasattr(cls, name) and name not in fields]
 
 
 def _as_policy_class(cls: type) -> type:

@@ -283,15 +283,12 @@ class Enumeration:
             yield Way(number, (), (), (), 1.0, (), (), memory)
             return
         drafted, asked = self._memories.propose(memory, len(running))
-        decisions: dict[tuple[tuple[float, ...], ...], tuple[Tokens, Hashable]] = {}
         options = [self._blocks(request, token, drafted) for request, token in zip(running, last, strict=True)]
         for blocks in itertools.product(*options):
             drawn, chances, confidence = zip(*blocks, strict=True)
-            if confidence not in decisions:
-                decisions[confidence] = (
-                    self._memories.decide(asked, np.array(confidence)) if drafted else ((0,) * len(running), asked)
-                )
-            lengths, after = decisions[confidence]
+            lengths, after = ((0,) * len(running), asked)
+            if drafted:
+                lengths, after = self._memories.decide(asked, confidence)
             actions = self.case.engine.act(lengths, drafted)
             yield Way(number, running, last, drawn, math.prod(chances), confidence, actions, after)
 

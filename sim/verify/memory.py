@@ -11,6 +11,9 @@ import numpy as np
 
 from sim.verify.base import Confidence, Policy, Rates, Verifier
 
+#: Confidences of a round, a tuple a request.
+Rows = tuple[tuple[float, ...], ...]
+
 
 class PolicyFault(Exception):
     """A policy broke the seam: raised, was not repeatable, or returned what is no length."""
@@ -28,6 +31,7 @@ class Memories:
     steps_per_s: Rates
     rehearsals: int = 0
     _verifiers: dict[Hashable, Verifier] = field(default_factory=dict)
+    _decisions: dict[tuple[Hashable, Rows], tuple[tuple[int, ...], Hashable]] = field(default_factory=dict)
     _repeats: int = 64
 
     def start(self) -> Hashable:
@@ -50,16 +54,22 @@ class Memories:
             raise PolicyFault(f"draft_length: expected a number of tokens, 0 or more (got {drafted!r})")
         return min(int(drafted), self.trained_length), self._keep(verifier)
 
-    def decide(self, memory: Hashable, confidence: Confidence) -> tuple[tuple[int, ...], Hashable]:
+    def decide(self, memory: Hashable, confidence: Rows) -> tuple[tuple[int, ...], Hashable]:
         """Return the lengths chosen, and the state after that; at first asks twice, to see that no dice are thrown."""
-        verifier = copy.deepcopy(self._verifiers[memory])
-        lengths = self._ask(verifier, confidence)
-        if self._repeats:
-            self._repeats -= 1
-            again = copy.deepcopy(self._verifiers[memory])
-            if self._ask(again, confidence) != lengths or fingerprint(again) != fingerprint(verifier):
-                raise PolicyFault("verify_lengths: expected the same lengths for the same input (got different ones)")
-        return lengths, self._keep(verifier)
+        key = (memory, confidence)
+        if key not in self._decisions:
+            rows = np.array(confidence)
+            verifier = copy.deepcopy(self._verifiers[memory])
+            lengths = self._ask(verifier, rows)
+            if self._repeats:
+                self._repeats -= 1
+                again = copy.deepcopy(self._verifiers[memory])
+                if self._ask(again, rows) != lengths or fingerprint(again) != fingerprint(verifier):
+                    raise PolicyFault(
+                        "verify_lengths: expected the same lengths for the same input (got different ones)"
+                    )
+            self._decisions[key] = lengths, self._keep(verifier)
+        return self._decisions[key]
 
     def _ask(self, verifier: Verifier, confidence: Confidence) -> tuple[int, ...]:
         shown, rates = confidence.copy(), self.steps_per_s.copy()

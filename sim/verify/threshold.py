@@ -25,7 +25,7 @@ class Threshold(Drafting):
 
         confidence, _ = checked_offer(confidence, steps_per_s)
         lengths = np.empty(confidence.shape[0], np.int64)
-        kernels.leading(confidence, self.min_confidence, lengths)
+        kernels.leading(confidence, float(self.min_confidence), lengths)
         return lengths
 
     def start(self) -> Threshold:
