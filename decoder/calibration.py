@@ -148,8 +148,7 @@ def _auc(confidence: NDArray[np.float64], survived: NDArray[np.bool_]) -> float 
 
 def survival_of(logits: NDArray[np.float64], temperatures: Sequence[float] | None = None) -> NDArray[np.float64]:
     """Return running products of the confidences, ``[blocks, draft_length]``."""
-    rows = [confidence_of(row, temperatures) for row in logits.tolist()]
-    return np.asarray(np.cumprod(np.array(rows, np.float64).reshape(logits.shape), 1), np.float64)
+    return np.asarray(np.cumprod(confidence_of(logits, temperatures), 1), np.float64)
 
 
 def judge(outcomes: Outcomes, temperatures: Sequence[float] | None = None) -> tuple[PositionQuality, ...]:
@@ -186,8 +185,7 @@ def ece_table(outcomes: Outcomes, temperatures: Sequence[float], grid: Sequence[
 
 
 def _column(outcomes: Outcomes, k: int, temperature: float) -> NDArray[np.float64]:
-    column = outcomes.logits[:, k].tolist()
-    return confidence_of(column, [temperature] * len(column))
+    return confidence_of(outcomes.logits[:, k : k + 1], [temperature])[:, 0]
 
 
 def _ece_row(outcomes: Outcomes, survival: NDArray[np.float64], k: int, grid: Sequence[float]) -> NDArray[np.float64]:

@@ -117,11 +117,9 @@ def load_net(
                 Fault("the target has no tensors to share", str(config_file), key="shared_with_target")
             )
         tensors[name] = target.embed_tokens if name == "embed_tokens.weight" else target.lm_head
-    # Tensors take the place of meta ones, since fresh weights would be drawn only to be thrown away; the rotary periods
-    # are in no file and are computed again.
+    # Tensors take the place of meta ones: fresh weights would be drawn only to be thrown away.
     net.load_state_dict({name: tensor.to(device=device, dtype=dtype) for name, tensor in tensors.items()}, assign=True)
-    net.rotary = type(net.rotary)(config.head_dim, config.rope_theta)
-    return net.to(device)
+    return net
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from decoder.config import DraftConfig
@@ -47,14 +47,14 @@ def top_probability_logit(logits: Tensor) -> float:
     return float(torch.log(top / rest).clamp(-SURE, SURE)) if float(rest) > 0 else SURE
 
 
-def confidence_of(logits: Sequence[float], temperatures: Sequence[float] | None = None) -> NDArray[np.float64]:
-    """Return confidences from their logits, divided by each position's temperature where given.
+def confidence_of(logits: ArrayLike, temperatures: Sequence[float] | None = None) -> NDArray[np.float64]:
+    """Return confidences from their logits ``[..., draft tokens]``, divided by each position's temperature where given.
 
-    The sigmoid runs in float32, as the published code's does; ``[draft tokens]``.
+    The sigmoid runs in float32, as the published code's does.
     """
-    scaled = torch.tensor(logits, dtype=torch.float32)
+    scaled = torch.from_numpy(np.asarray(logits, dtype=np.float32))
     if temperatures is not None:
-        if len(temperatures) < len(logits):
-            raise ValueError(f"{len(temperatures)} temperatures for {len(logits)} positions")
-        scaled = scaled / torch.tensor(temperatures[: len(logits)], dtype=torch.float32)
-    return np.asarray(torch.sigmoid(scaled).to(torch.float64).numpy(), dtype=np.float64)
+        if len(temperatures) < scaled.shape[-1]:
+            raise ValueError(f"{len(temperatures)} temperatures for {scaled.shape[-1]} positions")
+        scaled = scaled / torch.tensor(temperatures[: scaled.shape[-1]], dtype=torch.float32)
+    return np.asarray(torch.sigmoid(scaled).numpy(), dtype=np.float64)

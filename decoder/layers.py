@@ -26,20 +26,21 @@ class RmsNorm(nn.Module):
         return self.weight * wide.to(x.dtype)
 
 
-class Rotary(nn.Module):
-    """Rotary positions without scaling."""
+class Rotary:
+    """Rotary positions without scaling.
 
-    inverse_periods: Tensor
+    No module, and without buffers: casting a model to bfloat16 must not round its periods.
+    """
 
     def __init__(self, head_dim: int, theta: float) -> None:
-        super().__init__()
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-        self.register_buffer("inverse_periods", theta**-exponents, persistent=False)
+        self.head_dim = head_dim
+        self.theta = theta
 
-    def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def __call__(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cosine and sine of ``positions`` ``[batch, tokens]``, each ``[batch, 1, tokens, head_dim]``."""
         # In float32 whatever the dtype, as the published models were trained.
-        angles = positions[..., None].float() * self.inverse_periods.float()
+        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=positions.device) / self.head_dim
+        angles = positions[..., None].float() * self.theta**-exponents
         angles = torch.cat([angles, angles], -1)[:, None]
         return angles.cos().to(dtype), angles.sin().to(dtype)
 

@@ -102,7 +102,7 @@ def test_published_formats(name, temperature, targets64, drafters64):
     """At a high temperature most drafts are rejected, so that every round cuts both caches back."""
     drafter = drafters64[name]
     decoder = Decoder(targets64[DRAFTS[name]], drafter, Fixed(k=drafter.trained_length))
-    generation = run(decoder, temperature, new=16)
+    generation = run(decoder, temperature, new=9)
     if temperature:
         assert any(r.accepted_draft_tokens < r.verify_length for r in generation.rounds)
 
@@ -112,7 +112,7 @@ def test_other_drafters(kind, targets64):
     target = targets64[TARGET_A]
     drafter = tiny_mtp(target) if kind == "mtp" else SmallModelDrafter(targets64[TARGET_B], 4)
     for policy in (Fixed(k=4), Threshold(min_confidence=0.3)):
-        run(Decoder(target, drafter, policy), 1.0, new=14)
+        run(Decoder(target, drafter, policy), 1.0, new=8)
 
 
 def test_llama():

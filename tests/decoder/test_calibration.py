@@ -104,7 +104,7 @@ def synthetic_outcomes(rng, blocks, chances, sharpness=1.0):
 
 
 def test_overconfident_logits_are_cooled_by_their_factor(rng):
-    outcomes = synthetic_outcomes(rng, 40_000, [0.8, 0.7, 0.6], sharpness=3)
+    outcomes = synthetic_outcomes(rng, 20_000, [0.8, 0.7, 0.6], sharpness=3)
     temperatures = fit_temperatures(outcomes)
     assert temperatures == pytest.approx((3, 3, 3), abs=0.6)
     raw, calibrated = summary(judge(outcomes)), summary(judge(outcomes, temperatures))

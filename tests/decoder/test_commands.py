@@ -111,9 +111,8 @@ def test_generate_without_a_drafter(models, capsys):
 def test_seeds(models, capsys):
     texts = []
     for seed in ("1", "1", "2"):
-        generate.main(
-            [*models, "--prompt-ids", PROMPT, "--max-new-tokens", "30", "--seed", seed, "--temperature", "1.5"]
-        )
+        options = ["--prompt-ids", PROMPT, "--max-new-tokens", "30", "--seed", seed, "--temperature", "1.5"]
+        assert generate.main([*models, *options]) == 0
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1] != texts[2]
 

@@ -69,8 +69,10 @@ def test_greedy(name, run, deepspec, targets, drafters):
     whole = Decoder(target, drafter, policy).generate([make_request(meta, want)])[0]
     assert whole.token_ids == want["output_ids"].tolist()
     assert whole.finish_reason == ("stop" if meta["stop_token_ids"] else "length")
-    alone = Decoder(target, None, NoSpeculation()).generate([make_request(meta, want)])[0]
-    assert alone.token_ids == want["target_greedy_ids"].tolist() == whole.token_ids
+    assert want["target_greedy_ids"].tolist() == whole.token_ids
+    if run in ("greedy0", "greedy_stop_in_draft"):
+        alone = Decoder(target, None, NoSpeculation()).generate([make_request(meta, want)])[0]
+        assert alone.token_ids == whole.token_ids
     if meta["rounds"] == 0:
         assert whole.rounds == []
         return

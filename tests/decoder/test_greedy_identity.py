@@ -32,7 +32,7 @@ POLICIES = (
 PROMPTS = ((253, 5, 9, 200, 31), (253, 77, 140, 8, 19, 60, 3))
 
 
-def requests(new=24):
+def requests(new=10):
     return [
         Request(
             request_id=str(i),
@@ -44,7 +44,7 @@ def requests(new=24):
     ]
 
 
-def alone(target, new=24):
+def alone(target, new=10):
     return Decoder(target, None, NoSpeculation()).generate(requests(new))
 
 

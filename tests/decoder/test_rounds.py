@@ -585,7 +585,7 @@ def test_toys_agree_on_their_layers():
 
 
 def test_every_combination_keeps_its_books():
-    """All drafters and policies at two temperatures: after every round every equation of `check` holds."""
+    """All drafters and policies: after every round every equation of `check` holds."""
     policies = (
         NoSpeculation(),
         Fixed(k=3),
@@ -593,9 +593,9 @@ def test_every_combination_keeps_its_books():
         Dspark(),
         BatchTable(table=((1, 2), (2, 1))),
     )
-    for kind, policy, temperature in itertools.product(DRAFTER_KINDS, policies, (0.0, 1.0)):
+    for kind, policy in itertools.product(DRAFTER_KINDS, policies):
         decoder = Decoder(TableTarget(soft()), tiny_drafter(kind, V, 3), policy)
-        running = [decoder.admit(request(n, prompt=(i,), new=7, temperature=temperature)) for i, n in enumerate("ab")]
+        running = [decoder.admit(request(n, prompt=(i,), new=7, temperature=1.0)) for i, n in enumerate("ab")]
         while not all(g.finished for g in running):
             decoder.step(running)
             for generation in running:
