@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from profiles.reading import parse_document
-from sim.cells import Cell, Work, run_cell, run_cells
+from sim.cells import Cell, Work, run_cell
+from sim.executors import LocalExecutor
 from sim.output import write_parquet
 from tests.helpers.fleet import same_run
 
@@ -167,8 +168,12 @@ def test_the_loop_of_users_is_the_same_under_every_policy(work):
 def test_two_processes_give_the_bytes_of_one(work):
     three = work()
     cells = three.cells()
-    alone = {one.cell: one for one in run_cells(three, cells, 1, lambda _: None)}
-    apart = {one.cell: one for one in run_cells(three, cells, 2, lambda _: None)}
+
+    def results(jobs):
+        with LocalExecutor(jobs) as executor:
+            return {one.cell: one.unwrapped() for one in executor.run(three, cells, lambda _: None)}
+
+    alone, apart = results(1), results(2)
     assert alone.keys() == apart.keys()
     for key, one in alone.items():
         assert same_run(one.records, apart[key].records)

@@ -205,6 +205,18 @@ def test_luck_is_the_same_whatever_the_order_of_service():
         np.testing.assert_array_equal(requests["rounds"], base)
 
 
+@pytest.mark.parametrize("k", [1, 3])
+def test_what_takes_the_slot_of_an_aborted_request_meets_its_own_luck(k):
+    """The first is aborted amid decoding, the others move up and a new one comes in: none inherits anything."""
+    tables = accepts(UNEVEN)
+    offered = traffic([0.0, 0.1, 0.2, 0.65], output=[500, 60, 60, 60])
+    crowded = run(engine(Fixed(k=k), tables, max_running=3, deadline_s=0.6), offered).requests
+    assert crowded["status"].tolist() == ["aborted", "finished", "finished", "finished"]
+    alone = run(engine(Fixed(k=k), tables), traffic([0.0, 0.1, 0.2, 0.65], output=[1, 60, 60, 60])).requests
+    for name in ("rounds", "accepted_draft_tokens"):
+        assert crowded[name][1:].tolist() == alone[name][1:].tolist()
+
+
 def test_a_load_aware_policy_meets_the_same_luck_too():
     tables = accepts(UNEVEN)
     fates = fates_by_place(tables, 6, 100)
