@@ -36,7 +36,7 @@ STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=Tru
 
 MAX_INPUT_BYTES = 64 * 2**20
 MAX_DEPTH = 32
-MAX_VALUES = 500_000
+MAX_VALUES = 200_000
 
 #: Where a value was written: the 1-based line of the file, or words such as ``--set``.
 Place = int | str

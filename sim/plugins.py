@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any, Union
 
-from pydantic import BeforeValidator, Field
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from sim.registry import Registry
 
@@ -39,4 +41,21 @@ def one_of(registry: Registry) -> Any:
         return {"kind": value} if isinstance(value, str) else _tuples(value)
 
     union: Any = Union[tuple(classes.values())]  # noqa: UP007 - built at run time
-    return Annotated[Annotated[union, Field(discriminator="kind")], BeforeValidator(from_name)]
+    by_name = tuple(kind for kind, cls in classes.items() if not required_keys(cls))
+    return Annotated[Annotated[union, Field(discriminator="kind")], BeforeValidator(from_name), _NameInSchema(by_name)]
+
+
+def required_keys(plugin: type) -> list[str]:
+    """Return the keys that a plugin cannot do without."""
+    return [one.name for one in fields(plugin) if one.default is MISSING and one.default_factory is MISSING]
+
+
+@dataclass(frozen=True, slots=True)
+class _NameInSchema:
+    """Lets the JSON schema accept, in place of a mapping, the names of plugins that need no settings."""
+
+    names: tuple[str, ...]
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        mapping = handler(schema)
+        return {"anyOf": [{"enum": list(self.names)}, mapping]} if self.names else mapping

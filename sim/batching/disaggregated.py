@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sim.batching.base import PREFILLS, StepShare
-from sim.units import Count, Duration
+from sim.units import BatchTokens, Duration, Machines
 
 
 @PREFILLS.register("disaggregated")
@@ -20,9 +20,9 @@ class Disaggregated:
     """
 
     kind: Literal["disaggregated"] = "disaggregated"
-    replicas: Count
+    replicas: Machines
     hand_off: Duration
-    max_step_tokens: Count = 8192
+    max_step_tokens: BatchTokens = 8192
 
     def share(self, decoding: int, prompts_pending: bool, max_batch_tokens: int) -> StepShare:
         """A decode replica never sees a prompt."""

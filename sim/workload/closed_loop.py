@@ -7,12 +7,13 @@ its own.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
+from annotated_types import Ge, Le
 
 from sim.rng import Streams
-from sim.units import Count, Duration
+from sim.units import Duration
 from sim.workload.base import ARRIVALS, Floats, Ints
 from sim.workload.domains import DomainLaw
 from sim.workload.length_source import LengthSource
@@ -32,7 +33,7 @@ class ClosedLoop:
     """
 
     kind: Literal["closed_loop"] = "closed_loop"
-    users: Count
+    users: Annotated[int, Ge(1), Le(1_000_000)]
     think_time: Duration = 0.0
     think: Literal["fixed", "exponential"] | None = None
     ramp: Duration = 0.0
