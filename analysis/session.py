@@ -20,18 +20,18 @@ def draw_plots(outcome: Outcome, folder: Path) -> None:
     scenario = outcome.scenario
     goal = scenario.objectives.user_tokens_per_s
 
-    def interval(policy: int, value: int | None, metric: str) -> Interval | None:
-        one = estimate([metrics[metric] for metrics in outcome.replications(policy, value)])
+    def interval(policy: int, point: int | None, metric: str) -> Interval | None:
+        one = estimate([metrics[metric] for metrics in outcome.replications(policy, point)])
         return None if one.value is None else Interval(one.value, one.low, one.high)
 
     points: list[FrontierPoint] = []
-    for value in outcome.values:
+    for point in outcome.points:
         for index, policy in enumerate(scenario.policies):
-            user = interval(index, value, "user_tokens_per_s_p50")
-            throughput = interval(index, value, "output_tokens_per_s_per_gpu")
+            user = interval(index, point, "user_tokens_per_s_p50")
+            throughput = interval(index, point, "output_tokens_per_s_per_gpu")
             if user is not None and throughput is not None:
                 points.append(
-                    FrontierPoint(label_of(policy), outcome.value_label(value), user, throughput, policy.sees_outcome)
+                    FrontierPoint(label_of(policy), outcome.point_label(point), user, throughput, policy.sees_outcome)
                 )
     note = _note(outcome)
     # One load has a point a policy and no curve: its windows of time show what lies between calm and peak.
@@ -50,13 +50,13 @@ def draw_plots(outcome: Outcome, folder: Path) -> None:
         stem=folder / "frontier",
         clouds=clouds,
     )
-    last = outcome.values[-1]
+    last = outcome.points[-1]
     series = {label_of(policy): outcome.first(index, last).series for index, policy in enumerate(scenario.policies)}
-    at = outcome.value_label(last)
+    at = outcome.point_label(last)
     title = scenario.name if at is None else f"{scenario.name}, {at}"
     every = [
-        (label_of(policy), outcome.first(index, value).series)
-        for value in outcome.values
+        (label_of(policy), outcome.first(index, point).series)
+        for point in outcome.points
         for index, policy in enumerate(scenario.policies)
         if policy.drafter is not None
     ]

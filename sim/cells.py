@@ -1,26 +1,24 @@
-"""A cell: one policy, one swept value, one replication. Cells are independent and run on all cores."""
+"""A cell: one policy, one point of what is swept, one replication. Cells are independent: `sim.executors` runs them."""
 
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from profiles.reading import Document, parse_path
+from sim.axes import size
 from sim.build import Plant, build_engine, build_plant
 from sim.errors import ScenarioError
 from sim.fleet import RunResult, simulate
 from sim.metrics import Metrics, measure, windows
 from sim.recorder import Recorder
 from sim.rng import Streams
-from sim.scenario import Scenario, at_value, parsed
+from sim.scenario import Scenario, at_point, at_swept_point, parsed
 from sim.workload.base import RequestTable
 from sim.workload.build import build_requests, build_users
 from sim.workload.closed_loop import ClosedLoop, Users
@@ -30,10 +28,10 @@ Series = dict[str, NDArray[np.float64]]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """``policy``, ``value``: indices into the scenario's policies and swept values (None without a sweep)."""
+    """``policy``: index into the scenario's policies; ``point``: which point of its sweep (None without one)."""
 
     policy: int
-    value: int | None
+    point: int | None
     replication: int
 
 
@@ -63,10 +61,10 @@ class Work:
     def cells(self) -> list[Cell]:
         """List all cells, policies innermost, so that a stop leaves whole comparisons."""
         scenario = parsed(self.document)
-        values: list[int | None] = [None] if scenario.sweep is None else list(range(len(scenario.sweep.values)))
+        points: list[int | None] = [None] if scenario.sweep is None else list(range(size(scenario.axes)))
         return [
-            Cell(policy, value, replication)
-            for value in values
+            Cell(policy, point, replication)
+            for point in points
             for replication in range(scenario.replications)
             for policy in range(len(scenario.policies))
         ]
@@ -74,7 +72,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What the cells of one swept value and replication share."""
+    """What the cells of one point and replication share."""
 
     scenario: Scenario
     document: Document
@@ -87,10 +85,9 @@ class Prepared:
 _prepared: list[tuple[Work, int | None, int, Prepared]] = []
 
 
-def prepare(work: Work, value: int | None, replication: int) -> Prepared:
-    """Build what a swept value and replication need; raises `InputError` for what does not fit."""
-    sweep = parsed(work.document).sweep
-    document = work.document if sweep is None or value is None else at_value(work.document, sweep, value)
+def prepare(work: Work, point: int | None, replication: int) -> Prepared:
+    """Build what a point and replication need; raises `InputError` for what does not fit."""
+    document = work.document if point is None else at_point(work.document, parsed(work.document).axes, point)
     scenario = parsed(document)
     streams = Streams(scenario.seed, replication)
     plant = build_plant(scenario, document)
@@ -112,9 +109,12 @@ def prepare(work: Work, value: int | None, replication: int) -> Prepared:
     return Prepared(scenario, document, plant, streams, traffic)
 
 
-def run_cell(work: Work, cell: Cell, on_progress: Callable[[float], None] | None = None) -> CellResult:
-    """Simulate one cell; a pure function of the work and the cell."""
-    ready = _shared(work, cell.value, cell.replication)
+def run_cell(work: Work, cell: Cell, on_share: Callable[[float], None] | None = None) -> CellResult:
+    """Simulate one cell; a pure function of the work and the cell.
+
+    ``on_share`` is called with the share of the horizon that is done.
+    """
+    ready = _shared(work, cell.point, cell.replication)
     scenario, plant = ready.scenario, ready.plant
     engine = build_engine(scenario, ready.document, plant, cell.policy, ready.traffic.domains, ready.streams)
     records = simulate(
@@ -125,75 +125,40 @@ def run_cell(work: Work, cell: Cell, on_progress: Callable[[float], None] | None
         scenario.horizon,
         ready.streams,
         Recorder(scenario.records.steps),
-        on_progress,
+        None if on_share is None else lambda simulated_s: on_share(simulated_s / scenario.horizon),
     )
     metrics = measure(records.requests, records.steps, scenario.window, plant.gpus, scenario.objectives.bounds())
     series = windows(records.requests, records.steps, scenario.horizon, scenario.records.window, plant.gpus)
     return CellResult(cell, metrics, series, records, dict(ready.traffic.trace_rows), tuple(ready.traffic.caveats))
 
 
-def _shared(work: Work, value: int | None, replication: int) -> Prepared:
+def check_engines(work: Work, points: Iterable[int | None]) -> list[Plant]:
+    """Build every engine once, so that a fault of the last policy shows before the first cell runs.
+
+    Returns the plant of each point; raises `InputError` with a fault placed where the point's values were written.
+    """
+    scenario = parsed(work.document)
+    plants = []
+    for point in points:
+        try:
+            ready = _shared(work, point, 0)
+            for index in range(len(ready.scenario.policies)):
+                build_engine(ready.scenario, ready.document, ready.plant, index, ready.traffic.domains, ready.streams)
+        except ScenarioError as error:
+            if point is None:
+                raise
+            faults = [at_swept_point(fault, scenario.axes, point, work.document) for fault in error.faults]
+            raise ScenarioError(*faults) from None
+        plants.append(ready.plant)
+    return plants
+
+
+def _shared(work: Work, point: int | None, replication: int) -> Prepared:
     """Keep the last preparation: neighbouring cells differ in their policy alone."""
     if _prepared:
         last_work, *last, ready = _prepared[0]
-        if last_work.document is work.document and last_work.strict == work.strict and last == [value, replication]:
+        if last == [point, replication] and last_work is work:
             return ready
-    ready = prepare(work, value, replication)
-    _prepared[:] = [(work, value, replication, ready)]
+    ready = prepare(work, point, replication)
+    _prepared[:] = [(work, point, replication, ready)]
     return ready
-
-
-# ---------------------------------------------------------------------------------------------------- on several cores
-
-_worker_work: Work | None = None
-_worker_done: Any = None
-
-
-def _begin_worker(work: Work, done: Any) -> None:
-    global _worker_work, _worker_done
-    _worker_work, _worker_done = work, done
-
-
-def _work_on(cell: Cell) -> CellResult:
-    assert _worker_work is not None
-    before = 0.0
-
-    def progress(simulated_s: float) -> None:
-        nonlocal before
-        with _worker_done.get_lock():
-            _worker_done.value += simulated_s - before
-        before = simulated_s
-
-    return run_cell(_worker_work, cell, progress)
-
-
-def run_cells(
-    work: Work, cells: Sequence[Cell], jobs: int, on_progress: Callable[[float], None]
-) -> Iterator[CellResult]:
-    """Run cells on up to ``jobs`` processes and yield each as it ends, in whatever order.
-
-    ``on_progress`` gets the simulated seconds done so far, over all cells. The results are the same bytes for
-    any number of jobs.
-    """
-    if jobs == 1 or len(cells) == 1:
-        done = 0.0
-        for cell in cells:
-            base = done
-            yield run_cell(work, cell, lambda simulated_s, base=base: on_progress(base + simulated_s))  # type: ignore[misc]
-            done += parsed(work.document).horizon
-        return
-    context = multiprocessing.get_context("spawn")
-    shared = context.Value("d", 0.0)
-    with ProcessPoolExecutor(
-        min(jobs, len(cells)), mp_context=context, initializer=_begin_worker, initargs=(work, shared)
-    ) as pool:
-        futures: set[Future[CellResult]] = {pool.submit(_work_on, cell) for cell in cells}
-        try:
-            while futures:
-                ended, futures = wait(futures, timeout=0.1, return_when=FIRST_COMPLETED)
-                on_progress(shared.value)
-                for future in ended:
-                    yield future.result()
-        finally:
-            for future in futures:
-                future.cancel()

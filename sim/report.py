@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sim.axes import label_at, values_at
 from sim.build import Plant
 from sim.cells import Cell, CellResult
 from sim.compare import Difference, difference, estimates
@@ -34,17 +35,17 @@ class Outcome:
     cells: tuple[CellResult, ...]
 
     @property
-    def values(self) -> list[int | None]:
-        """Swept values (indices), or one None."""
-        return list(dict.fromkeys(result.cell.value for result in self.cells))
+    def points(self) -> list[int | None]:
+        """Points of the sweep (indices), or one None."""
+        return list(dict.fromkeys(result.cell.point for result in self.cells))
 
-    def replications(self, policy: int, value: int | None) -> list[Metrics]:
-        """Return a policy's metrics at a swept value, a replication each."""
-        return [one.metrics for one in self.cells if (one.cell.policy, one.cell.value) == (policy, value)]
+    def replications(self, policy: int, point: int | None) -> list[Metrics]:
+        """Return a policy's metrics at a point, a replication each."""
+        return [one.metrics for one in self.cells if (one.cell.policy, one.cell.point) == (policy, point)]
 
-    def first(self, policy: int, value: int | None) -> CellResult:
-        """Return replication 0 of a policy at a swept value."""
-        return next(one for one in self.cells if one.cell == Cell(policy, value, 0))
+    def first(self, policy: int, point: int | None) -> CellResult:
+        """Return replication 0 of a policy at a point."""
+        return next(one for one in self.cells if one.cell == Cell(policy, point, 0))
 
     @property
     def baseline(self) -> int:
@@ -52,14 +53,13 @@ class Outcome:
         kinds = [policy.kind for policy in self.scenario.policies]
         return kinds.index("mtp1") if "mtp1" in kinds else 0
 
-    def value_label(self, value: int | None) -> str | None:
-        """Name a swept value."""
-        sweep = self.scenario.sweep
-        return None if sweep is None or value is None else f"{sweep.key}={sweep.values[value]}"
+    def point_label(self, point: int | None) -> str | None:
+        """Name a point: ``load=0.2, fleet.replicas=4``."""
+        return None if point is None else label_at(self.scenario.axes, point)
 
-    def differences(self, policy: int, value: int | None) -> dict[str, Difference]:
+    def differences(self, policy: int, point: int | None) -> dict[str, Difference]:
         """Compare every metric of a policy with the baseline's, paired by replication."""
-        ours, base = self.replications(policy, value), self.replications(self.baseline, value)
+        ours, base = self.replications(policy, point), self.replications(self.baseline, point)
         return {name: difference([one[name] for one in ours], [one[name] for one in base]) for name in ours[0]}
 
 
@@ -87,15 +87,15 @@ def report_text(outcome: Outcome) -> str:
     rows = [
         Row(
             label_of(policy) + (" (upper bound)" if policy.sees_outcome else ""),
-            None if scenario.sweep is None or value is None else str(scenario.sweep.values[value]),
-            estimates(outcome.replications(index, value)),
-            outcome.differences(index, value),
+            None if point is None else ", ".join(str(value) for value in values_at(scenario.axes, point)),
+            estimates(outcome.replications(index, point)),
+            outcome.differences(index, point),
             index == outcome.baseline,
         )
-        for value in outcome.values
+        for point in outcome.points
         for index, policy in enumerate(scenario.policies)
     ]
-    lines += ["", comparison_table(rows, scenario.sweep.key if scenario.sweep else None, starred)]
+    lines += ["", comparison_table(rows, ", ".join(axis.key for axis in scenario.axes) or None, starred)]
     baseline = label_of(scenario.policies[outcome.baseline])
     lines += ["", f"Δ: against {baseline}, paired by replication. Ends count requests that arrived in the window."]
     if starred:
@@ -135,18 +135,18 @@ def _assumed_lines(outcome: Outcome) -> list[str]:
 def comparison_rows(outcome: Outcome) -> list[dict[str, Any]]:
     """Return the comparison, a row a policy and swept value: every metric, its interval, and its change."""
     rows = []
-    for value in outcome.values:
+    for point in outcome.points:
         for index, policy in enumerate(outcome.scenario.policies):
             row: dict[str, Any] = {
                 "policy": label_of(policy),
                 "upper_bound": policy.sees_outcome,
-                "swept": outcome.value_label(value),
+                "swept": outcome.point_label(point),
                 "replications": outcome.scenario.replications,
             }
-            for name, one in estimates(outcome.replications(index, value)).items():
+            for name, one in estimates(outcome.replications(index, point)).items():
                 row[name] = one.value
                 row[f"{name}_half_width"] = one.half_width
-            for name, change in outcome.differences(index, value).items():
+            for name, change in outcome.differences(index, point).items():
                 if name in {column.metric for column in COLUMNS}:
                     row[f"{name}_change_ratio"] = change.relative.value
                     row[f"{name}_change_half_width"] = change.relative.half_width
@@ -167,14 +167,14 @@ def policy_summary(outcome: Outcome, index: int) -> dict[str, Any]:
         "gpus": outcome.plant.gpus.total,
         "results": [
             {
-                "swept": outcome.value_label(value),
+                "swept": outcome.point_label(point),
                 "estimates": {
                     name: {"mean": one.value, "half_width_95": one.half_width}
-                    for name, one in estimates(outcome.replications(index, value)).items()
+                    for name, one in estimates(outcome.replications(index, point)).items()
                 },
-                "replications": outcome.replications(index, value),
+                "replications": outcome.replications(index, point),
             }
-            for value in outcome.values
+            for point in outcome.points
         ],
         "assumed": {
             path: provenance.reason

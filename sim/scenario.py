@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, WithJsonSchema
 from profiles.reading import (
     Document,
     NotData,
+    Path_,
     Place,
     Section,
     dotted,
@@ -24,10 +26,11 @@ from profiles.reading import (
     short,
     validate,
 )
+from sim.axes import LOAD, MAX_POINTS, Axis, Sweep, indices_at, parse_axis, size, values_at
 from sim.batching import PREFILLS, Chunked
 from sim.errors import Fault, InputError, ScenarioError
 from sim.metrics import Objective, Window
-from sim.plugins import one_of
+from sim.plugins import one_of, required_keys
 from sim.routing import ROUTERS, RoundRobin
 from sim.units import BatchTokens, Bytes, Count, Duration, Machines, PositiveDuration, format_duration
 from sim.verify import POLICIES, BatchTable
@@ -36,6 +39,7 @@ from sim.workload.build import traffic_faults
 from sim.workload.closed_loop import ClosedLoop
 from sim.workload.domains import Domains
 from sim.workload.length_source import Lengths
+from sim.workload.load import scaled_load
 from sim.workload.varying import Diurnal
 
 if TYPE_CHECKING:
@@ -106,13 +110,6 @@ class Objectives(Section):
         return Objective(self.user_tokens_per_s, self.ttft, self.tpot, self.e2e)
 
 
-class Sweep(Section):
-    """One key of the scenario, in turn set to each value: a frontier's loads or concurrencies."""
-
-    key: Annotated[str, MinLen(1)]
-    values: Annotated[tuple[Any, ...], MinLen(1)]
-
-
 class Records(Section):
     """What is kept of the steps, and how wide the windows of time plots are."""
 
@@ -144,6 +141,13 @@ class Scenario(Section):
         """The measurement window."""
         return Window(self.warmup, self.horizon - self.cooldown)
 
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """What is swept: a frontier's loads or concurrencies; nothing in most scenarios."""
+        if self.sweep is None:
+            return ()
+        return (self.sweep,) if isinstance(self.sweep, Axis) else self.sweep
+
 
 def load_scenario(
     path: Path,
@@ -170,7 +174,8 @@ def parsed(document: Document) -> Scenario:
     """Build the scenario of a document that `checked` has passed, or of a part of it."""
     scenario: Scenario = validate(Scenario, document, ScenarioError)
     if not document.has("records", "window"):
-        records = scenario.records.model_copy(update={"window": min(DEFAULT_WINDOW_S, scenario.horizon)})
+        window = max(min(DEFAULT_WINDOW_S, scenario.horizon), math.ceil(scenario.horizon / MAX_WINDOWS))
+        records = scenario.records.model_copy(update={"window": float(window)})
         scenario = scenario.model_copy(update={"records": records})
     return scenario
 
@@ -181,7 +186,7 @@ def checked(document: Document) -> Scenario:
     if scenario.sweep is None:
         faults = [*_conflicts(scenario, document), *_without_effect(scenario, document)]
     else:
-        faults = _sweep_faults(scenario.sweep, document)
+        faults = _sweep_faults(scenario.axes, document)
     if faults:
         raise ScenarioError(*faults)
     return scenario
@@ -198,7 +203,8 @@ def with_setting(document: Document, setting: str) -> Document:
     except NotData:
         raise ScenarioError(Fault(f"not a YAML value (got '{text}')", "--set", key=key)) from None
     sweep = document.data.get("sweep")
-    if isinstance(sweep, dict) and sweep.get("key") == key:
+    axes = sweep if isinstance(sweep, list) else [sweep]
+    if any(isinstance(axis, dict) and axis.get("key") == key for axis in axes):
         raise ScenarioError(Fault("has no effect: the scenario sweeps it; set sweep.values", "--set", key=key))
     return document.replaced(path, value)
 
@@ -215,6 +221,13 @@ def with_trace(document: Document, trace: Path) -> Document:
     return document.replaced(("arrivals", "path"), str(trace), "--trace")
 
 
+def with_axes(document: Document, texts: Sequence[str]) -> Document:
+    """Lay the axes of ``--vary`` over a document, in place of its own sweep; raises `ScenarioError`."""
+    document = document.replaced(("sweep",), [parse_axis(text) for text in texts], "--vary")
+    places: dict[Path_, Place] = {("sweep", index): f"--vary {text}" for index, text in enumerate(texts)}
+    return Document(document.file, document.data, {**document.places, **places})
+
+
 def with_policies(scenario: Scenario, document: Document, names: list[str]) -> tuple[Scenario, Document]:
     """Keep only the named policies: labels or kinds of the scenario's own, or kinds that need no settings."""
     own = document.data["policies"]
@@ -226,6 +239,10 @@ def with_policies(scenario: Scenario, document: Document, names: list[str]) -> t
         if not found and name not in POLICIES.known():
             known = ", ".join(dict.fromkeys([*labels, *POLICIES.known()]))
             raise ScenarioError(Fault(f"unknown policy '{name}'; known: {known}", "--policies"))
+        needed = [] if found else required_keys(POLICIES.known()[name])
+        if needed:
+            message = f"'{name}' needs {', '.join(needed)}; write it into the scenario"
+            raise ScenarioError(Fault(message, "--policies"))
         for i in found:
             places |= {
                 ("policies", len(kept), *path[2:]): place
@@ -392,54 +409,120 @@ def _idle_rows(
         yield document.fault(message, (*where, "hysteresis"))
 
 
-def at_value(document: Document, sweep: Sweep, index: int) -> Document:
-    """Return the document of one swept value, the sweep taken out."""
-    path = parse_path(sweep.key)
-    assert path is not None
-    place = document.fault("", ("sweep", "values", index))
-    return document.replaced(path, sweep.values[index], str(place)).without(("sweep",))
+def at_point(document: Document, axes: Sequence[Axis], point: int) -> Document:
+    """Return the document of one point of a sweep, the sweep taken out."""
+    part = document.without(("sweep",))
+    load: tuple[Any, Path_] | None = None
+    for index, (axis, at) in enumerate(zip(axes, indices_at(axes, point), strict=True)):
+        where = _path_of_value(document, index, at)
+        if axis.key == LOAD:
+            load = axis.values[at], where
+            continue
+        path = parse_path(axis.key)
+        assert path is not None
+        part = part.replaced(path, axis.values[at], str(document.fault("", where)))
+    if load is not None:  # last, since it is a factor on what the others may have set
+        factor, where = load
+        try:
+            scaled = scaled_load(parsed(part).arrivals, factor)
+        except ValueError as error:
+            raise ScenarioError(Fault(str(error), key=LOAD)) from None
+        for key, value in scaled.items():
+            part = part.replaced(("arrivals", key), value, str(document.fault("", where)))
+    return part
 
 
-def _sweep_faults(sweep: Sweep, document: Document) -> list[Fault]:
-    """Find what is wrong with a sweep, and with the scenario of each value.
+def _path_of_axis(document: Document, axis: int) -> Path_:
+    return ("sweep", axis) if isinstance(document.data["sweep"], list) else ("sweep",)
 
-    A fault that all values share is reported as any other; an option is without effect only if it is so for all.
+
+def _path_of_value(document: Document, axis: int, value: int) -> Path_:
+    return (*_path_of_axis(document, axis), "values", value)
+
+
+def _sweep_faults(axes: Sequence[Axis], document: Document) -> list[Fault]:
+    """Find what is wrong with a sweep, and with the scenario of each point.
+
+    A fault that all points share is reported as any other, one that comes with some value of an axis at that value; an
+    option is without effect only if it is so at all points.
     """
-    path = parse_path(sweep.key)
-    if path is None or path[0] in ("sweep", "policies", "name", "seed", "replications"):
-        return [document.fault(f"not a key that can be swept (got '{sweep.key}')", ("sweep", "key"))]
+    own = list(_axis_faults(axes, document))
+    if own:
+        return own
     found: list[dict[tuple[str | None, str], Fault]] = []
     idle: list[dict[tuple[str | None, str], Fault]] = []
-    own: list[Fault] = []
-    for index, value in enumerate(sweep.values):
-        where = ("sweep", "values", index)
-        if value in sweep.values[:index]:
-            own.append(document.fault(f"same as values[{sweep.values.index(value)}] (got {short(value)})", where))
+    seen: set[str] = set()
+    for point in range(size(axes)):
         try:
-            part = at_value(document, sweep, index)
+            part = at_point(document, axes, point)
             scenario = parsed(part)
             faults = list(_conflicts(scenario, part))
             idle.append({(one.key, one.message): one for one in _without_effect(scenario, part)})
+            if repr(part.data) in seen:
+                faults.append(Fault("comes to the same users as another load", key=LOAD))
+            seen.add(repr(part.data))
         except InputError as error:
             faults = list(error.faults)
         found.append({(one.key, one.message): one for one in faults})
     shared = set(found[0]).intersection(*found[1:]) if len(found) > 1 else set()
     shared_idle = set(idle[0]).intersection(*idle[1:]) if len(idle) == len(found) else set()
-    own += [fault for known, fault in found[0].items() if known in shared]
+    own += [_at_key(fault, axes, document) for known, fault in found[0].items() if known in shared]
     own += [fault for known, fault in idle[0].items() if known in shared_idle] if idle else []
-    for index, faults_of_value in enumerate(found):
-        for known, fault in faults_of_value.items():
-            if known not in shared:
-                own.append(at_swept_value(fault, sweep, index, document))
+    for known in dict.fromkeys(known for faults_of_point in found for known in faults_of_point):
+        if known not in shared:
+            points = [point for point, faults_of_point in enumerate(found) if known in faults_of_point]
+            own += _at_values(found[points[0]][known], axes, points, document)
     return own
 
 
-def at_swept_value(fault: Fault, sweep: Sweep, index: int, document: Document) -> Fault:
-    """Place a fault of one swept value where that value was written."""
+def _at_key(fault: Fault, axes: Sequence[Axis], document: Document) -> Fault:
+    """Place a fault of all points: where an axis names the key, or else where the key was written."""
+    for index, axis in enumerate(axes):
+        if fault.key == axis.key:
+            return document.fault(f"{fault.key}: {fault.message}", (*_path_of_axis(document, index), "key"))
+    return fault
+
+
+def _axis_faults(axes: Sequence[Axis], document: Document) -> Iterator[Fault]:
+    """Find what is wrong with axes, whatever the scenario."""
+    for index, axis in enumerate(axes):
+        path = parse_path(axis.key)
+        where = (*_path_of_axis(document, index), "key")
+        if path is None or path[0] in ("sweep", "policies", "name", "seed", "replications"):
+            yield document.fault(f"not a key that can be swept (got '{axis.key}')", where)
+        elif axis.key in (other.key for other in axes[:index]):
+            yield document.fault(f"is swept twice (got '{axis.key}')", where)
+        for at, value in enumerate(axis.values):
+            if value in axis.values[:at]:
+                message = f"same as values[{axis.values.index(value)}] (got {short(value)})"
+                yield document.fault(message, _path_of_value(document, index, at))
+    if size(axes) > MAX_POINTS:
+        yield document.fault(f"makes {size(axes)} combinations of values; at most {MAX_POINTS}", ("sweep",))
+
+
+def _at_values(fault: Fault, axes: Sequence[Axis], points: Sequence[int], document: Document) -> Iterator[Fault]:
+    """Place a fault of some points: at the values of one axis where it comes with these, else at the first point."""
+    indices = [indices_at(axes, point) for point in points]
+    for index, axis in enumerate(axes):
+        values = sorted({one[index] for one in indices})
+        if len(values) * size(axes) == len(points) * len(axis.values):
+            for value in values:
+                what = f"{fault.key}: {fault.message}" if fault.key else fault.message
+                if fault.key != axis.key:
+                    what = f"with {axis.key} = {short(axis.values[value])}: {what}"
+                yield document.fault(what, _path_of_value(document, index, value))
+            return
+    yield at_swept_point(fault, axes, points[0], document)
+
+
+def at_swept_point(fault: Fault, axes: Sequence[Axis], point: int, document: Document) -> Fault:
+    """Place a fault of one point where its values were written."""
     what = f"{fault.key}: {fault.message}" if fault.key else fault.message
-    if fault.key != sweep.key:
-        what = f"with {sweep.key} = {short(sweep.values[index])}: {what}"
-    return document.fault(what, ("sweep", "values", index))
+    settings = [f"{axis.key} = {short(value)}" for axis, value in zip(axes, values_at(axes, point), strict=True)]
+    if len(axes) > 1 or fault.key != axes[0].key:
+        what = f"with {', '.join(settings)}: {what}"
+    at = _path_of_value(document, 0, point) if len(axes) == 1 else ("sweep",)
+    return document.fault(what, at)
 
 
 def resolved(scenario: Scenario) -> dict[str, Any]:

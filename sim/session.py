@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tqdm import tqdm
-
 from profiles.reading import Document, short
-from sim.build import Plant, build_engine, profile_digests
-from sim.cells import Cell, CellResult, Work, prepare, run_cells
-from sim.errors import ScenarioError
+from sim.axes import size, values_at
+from sim.build import profile_digests
+from sim.cells import Cell, CellResult, Work, check_engines
+from sim.executors import LocalExecutor, progress_bar
 from sim.output import new_folder, slugs, versions, write_csv, write_json, write_parquet
 from sim.report import Outcome, comparison_rows, policy_summary
-from sim.scenario import Scenario, at_swept_value, label_of, resolved
+from sim.scenario import Scenario, label_of, resolved
 
 log = logging.getLogger(__name__)
 
@@ -36,31 +34,13 @@ def run_session(
     """
     work = Work(document, strict)
     cells = work.cells()
-    # Build every engine once, so that a fault of the last policy shows before the first one runs.
-    plants: list[Plant] = []
-    for value in dict.fromkeys(cell.value for cell in cells):
-        try:
-            ready = prepare(work, value, 0)
-            for index in range(len(scenario.policies)):
-                build_engine(ready.scenario, ready.document, ready.plant, index, ready.traffic.domains, ready.streams)
-        except ScenarioError as error:
-            if scenario.sweep is None or value is None:
-                raise
-            faults = [at_swept_value(fault, scenario.sweep, value, document) for fault in error.faults]
-            raise ScenarioError(*faults) from None
-        plants.append(ready.plant)
+    plants = check_engines(work, dict.fromkeys(cell.point for cell in cells))
 
     with new_folder(out) as folder:
         results: dict[Cell, CellResult] = {}
-        total_s = scenario.horizon * len(cells)
-        bar = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
-        tqdm.monitor_interval = 0
-        with tqdm(total=total_s, desc=scenario.name, disable=not sys.stderr.isatty(), bar_format=bar) as progress:
-
-            def show(done_s: float) -> None:
-                progress.update(done_s - progress.n)
-
-            for result in run_cells(work, cells, jobs, show):
+        with progress_bar(scenario.name, len(cells)) as show, LocalExecutor(jobs) as executor:
+            for done in executor.run(work, cells, show):
+                result = done.unwrapped()
                 _write_records(result, scenario, folder)
                 results[result.cell] = result.light()
         outcome = Outcome(scenario, plants[0], out, tuple(results[cell] for cell in cells))
@@ -86,11 +66,15 @@ def policy_folders(scenario: Scenario) -> list[str]:
 
 
 def cell_parts(scenario: Scenario, cell: Cell) -> Sequence[str]:
-    """Return the sub-folders of a cell under its policy's: swept value and replication, where there are several."""
+    """Return the sub-folders of a cell under its policy's: swept point and replication, where there are several."""
     parts = []
-    if scenario.sweep is not None and cell.value is not None:
-        name = scenario.sweep.key.split(".")[-1]
-        parts.append(slugs([f"{name}_{short(value)}" for value in scenario.sweep.values])[cell.value])
+    if cell.point is not None:
+        names = [axis.key.split(".")[-1] for axis in scenario.axes]
+        points = [values_at(scenario.axes, point) for point in range(size(scenario.axes))]
+        labels = [
+            "_".join(f"{name}_{short(one)}" for name, one in zip(names, values, strict=True)) for values in points
+        ]
+        parts.append(slugs(labels)[cell.point])
     if scenario.replications > 1:
         parts.append(f"replication_{cell.replication}")
     return parts
