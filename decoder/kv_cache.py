@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from sim.errors import InvariantError
+
 
 @dataclass(slots=True)
 class KvCache:
@@ -51,4 +53,4 @@ class KvCache:
         """Raise unless every layer holds the same rows."""
         lengths = {tensor.shape[-2] for tensor in (*self.keys, *self.values)}
         if len(lengths) > 1 or len(self.keys) not in (0, self.layers):
-            raise RuntimeError(f"layers hold different rows: {sorted(lengths)} in {len(self.keys)} of {self.layers}")
+            raise InvariantError(f"layers hold different rows: {sorted(lengths)} in {len(self.keys)} of {self.layers}")

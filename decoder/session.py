@@ -30,6 +30,7 @@ from decoder.rates import FlatRates, Rates
 from decoder.sampling import DraftSampler, Sampling, Shaper
 from decoder.stopping import Decode, FinishReason, Limits, cut
 from decoder.target import Target, TargetCache, TargetOutput
+from sim.errors import InvariantError
 from sim.verify.base import Policy
 
 PREFILL_CHUNK_TOKENS = 2048
@@ -130,7 +131,7 @@ class Generation:
             facts["output = 1 + emitted in rounds"] = (len(self.output_ids), emitted)
         for name, (left, right) in facts.items():
             if left != right:
-                raise RuntimeError(f"request '{self.request.request_id}': {name} fails: {left} and {right}")
+                raise InvariantError(f"request '{self.request.request_id}': {name} fails: {left} and {right}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from decoder.session import Decoder, Request
 from decoder.small_model import SmallModelDrafter
 from decoder.stopping import Limits
 from decoder.target import HfTarget, keep_float64
+from sim.errors import InvariantError
 from sim.verify.fixed import Fixed
 from sim.verify.threshold import Threshold
 from tests.decoder.reference import DRAFTS, TARGET_A, TARGET_B
@@ -151,10 +152,10 @@ def test_float64_norms_matter(deepspec):
 def test_a_cache_says_which_equation_failed():
     cache = KvCache(2)
     cache.append(0, torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 3, 4))
-    with pytest.raises(RuntimeError, match="1 of 2"):
+    with pytest.raises(InvariantError, match="1 of 2"):
         cache.check()
     cache.append(1, torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 2, 4))
-    with pytest.raises(RuntimeError, match=r"\[2, 3\]"):
+    with pytest.raises(InvariantError, match=r"\[2, 3\]"):
         cache.check()
     with pytest.raises(ValueError, match="cannot crop 3 rows to 4"):
         cache.crop(4)

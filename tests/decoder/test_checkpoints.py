@@ -261,3 +261,14 @@ def test_one_pass_drafts_a_block_of_any_length():
         drafting.propose(3, length, sampler)
         assert len(calls) == 1
         assert len(sampler.token_ids) == length
+
+
+def test_a_llama_folder(tmp_path):
+    from tests.decoder.test_caches import tiny_llama
+
+    tiny_llama().model.float().save_pretrained(tmp_path / "llama")
+    target = load_target(tmp_path / "llama")
+    assert (target.num_layers, target.hidden_size, target.vocab_size, target.max_context_tokens) == (3, 64, 256, 256)
+    read = target.forward([1, 2, 3], target.new_cache(), (-1, 0, 2), 2)
+    assert (read.logits.shape, read.features.shape) == ((2, 256), (3, 192))
+    assert torch.equal(read.features[:, :64], target.embed_tokens[[1, 2, 3]])
