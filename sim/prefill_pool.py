@@ -88,6 +88,7 @@ class PrefillPool:
         cost, own = self.engine.cost, self.under_way[index]
         while True:
             now = self.env.now
+            self._abort_late(own, now)
             budget = self.settings.max_step_tokens - sum(prompt.left_tokens for prompt in own)
             while self.waiting and budget > 0:
                 row = self.waiting.popleft()
@@ -140,6 +141,13 @@ class PrefillPool:
                     outside,
                 )
             )
+
+    def _abort_late(self, own: deque[Prompt], now: float) -> None:
+        """End prompts under way past their deadline, as a decode replica does with its own."""
+        late = [prompt for prompt in own if now > self.log.times[ARRIVED, prompt.row] + self.engine.deadline_s]
+        for prompt in late:
+            own.remove(prompt)
+            self._end(prompt.row, ABORTED, DEADLINE)
 
     def _finish(self, own: deque[Prompt], chunks: list[tuple[Prompt, int]]) -> int:
         delivered = 0

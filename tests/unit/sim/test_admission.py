@@ -116,6 +116,16 @@ def test_a_deadline_ends_a_prompt_under_way_and_frees_its_memory():
     assert result.requests["admitted_s"][1] == result.requests["ended_s"][0] == pytest.approx(1.0, abs=0.15)
 
 
+def test_a_deadline_ends_a_prompt_under_way_in_a_pool_too():
+    """Nothing more is computed of it, and the next one has the engine to itself."""
+    prefill = Disaggregated(replicas=1, hand_off=0.0, max_step_tokens=10)
+    toy = engine(prefill=prefill, prompt_token_s=0.01, deadline_s=1.0)
+    result = run(toy, traffic([0.0, 0.5], prompt=[1000, 10], output=[5, 5]))
+    assert ends(result) == [("aborted", "deadline"), ("finished", "stop")]
+    assert result.requests["output_tokens"].tolist() == [0, 5]
+    assert result.steps["prompt_tokens"].sum() < 150
+
+
 def test_a_deadline_ends_decoding_at_the_step_that_passes_it():
     result = run(engine(prompt_token_s=0.01, deadline_s=0.105), traffic(0.0, prompt=1, output=1000))
     requests = result.requests
