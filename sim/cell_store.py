@@ -31,7 +31,8 @@ from sim.workload.replay import Replay
 log = logging.getLogger(__name__)
 
 FORMAT = "dspark-sweep/1"
-_ASKED, _CELLS, _MANIFEST = "sweep.json", "cells", "manifest.json"
+MANIFEST = "manifest.json"
+_ASKED, _CELLS = "sweep.json", "cells"
 #: Plots may look otherwise; numbers do not.
 _OF_PLOTS = ("matplotlib", "pandas")
 
@@ -120,9 +121,11 @@ def open_store(folder: Path, asked: dict[str, Any], *, resume: bool) -> CellStor
                 more = f"; and {len(changes) - 8} more" if len(changes) > 8 else ""
                 message = "cannot resume, it was begun with something else: " + "; ".join(changes[:8]) + more
                 raise InputError(Fault(message, str(folder)))
-        elif earlier is not None and not (folder / _MANIFEST).exists():
+        elif earlier is not None and not _is_complete(folder):
             count = sum(1 for _ in (folder / _CELLS).glob("*.json"))
-            message = f"holds an unfinished sweep ({count} cells are done); --resume it, remove it or give another --out"
+            message = (
+                f"holds an unfinished sweep ({count} cells are done); --resume it, remove it or give another --out"
+            )
             raise InputError(Fault(message, str(folder)))
         elif earlier is None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise InputError(Fault("exists and is not a sweep's folder; give another --out", str(folder)))
@@ -143,6 +146,14 @@ def _read(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return data if isinstance(data, dict) and data.get("format") == FORMAT and "asked" in data else None
+
+
+def _is_complete(folder: Path) -> bool:
+    """Whether every cell of a sweep is finished; its manifest is written last."""
+    try:
+        return bool(json.loads((folder / MANIFEST).read_bytes())["failed"] == [])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _number(value: Any) -> Any:

@@ -83,14 +83,17 @@ class Executor(Protocol):
 
 
 @contextmanager
-def progress_bar(name: str, total: int) -> Iterator[OnProgress]:
-    """Show on stderr, if that is a terminal, how many cells of ``total`` are done and how long the rest will take."""
+def progress_bar(name: str, total: int, before: int = 0) -> Iterator[OnProgress]:
+    """Show on stderr, if that is a terminal, how many cells of ``total`` are done and how long the rest will take.
+
+    ``before``: how many were done before, of which the rest's time is not told.
+    """
     form = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} cells, {elapsed}<{remaining}"
     tqdm.monitor_interval = 0
-    with tqdm(total=total, desc=name, disable=not sys.stderr.isatty(), bar_format=form) as bar:
+    with tqdm(total=total, initial=before, desc=name, disable=not sys.stderr.isatty(), bar_format=form) as bar:
 
         def show(done: float) -> None:
-            bar.update(min(done, total) - bar.n)
+            bar.update(min(before + done, total) - bar.n)
 
         yield show
 

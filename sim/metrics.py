@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.records import Columns
+from sim.records import REQUEST_COLUMNS, STEP_COLUMNS, Columns
 
 Floats = NDArray[np.float64]
 Metrics = dict[str, float | int | None]
@@ -172,6 +172,12 @@ def measure(requests: Columns, steps: Columns, window: Window, gpus: Gpus, objec
         "outside_profile_ratio": ratio(sums["outside_steps"], sums["steps"]),
         "trimmed_tokens": int(sums["trimmed_tokens"]),
     }
+
+
+def metric_names() -> list[str]:
+    """Return the names of all metrics, in order."""
+    nothing: Columns = {name: np.empty(0) for name in (*REQUEST_COLUMNS, *STEP_COLUMNS)}
+    return list(measure(nothing, nothing, Window(0.0, 1.0), Gpus(1, 1, 1), Objective()))
 
 
 _ENDS = ("finished", "rejected", "aborted", "failed", "unfinished")

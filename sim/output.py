@@ -109,6 +109,24 @@ def write_parquet(columns: Columns, path: Path) -> None:
     part.replace(path)
 
 
+def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write rows of the same keys as Parquet; None is null, whole numbers stay so, what is no scalar becomes JSON."""
+    columns = {}
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        kinds = {type(value) for value in values if value is not None}
+        if kinds <= {int, float}:
+            columns[name] = pa.array(values, pa.int64() if kinds == {int} else pa.float64())
+        elif kinds == {bool}:
+            columns[name] = pa.array(values, pa.bool_())
+        else:
+            texts = [one if isinstance(one, str | None) else json.dumps(one) for one in values]
+            columns[name] = pa.array(texts, pa.string())
+    part = path.with_name(path.name + ".part")
+    pq.write_table(pa.table(columns), part, compression="zstd")
+    part.replace(path)
+
+
 def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Write rows of the same keys as CSV; None is an empty field."""
     part = path.with_name(path.name + ".part")

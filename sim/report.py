@@ -74,15 +74,18 @@ def assumed_metrics(outcome: Outcome) -> dict[str, str]:
     return found
 
 
-def report_text(outcome: Outcome) -> str:
-    """Return what is printed on stdout."""
+def report_text(outcome: Outcome, files: str = "comparison.csv, manifest.json, a folder a policy") -> str:
+    """Return what is printed on stdout; ``files`` names what the output folder holds."""
     scenario = outcome.scenario
     window, repeats = scenario.window, scenario.replications
-    lines = [
-        f"{scenario.name}: {scenario.fleet.replicas} replicas on {outcome.plant.gpus.total} GPUs, measured from "
-        f"{window.from_s:g} s to {window.until_s:g} s of {scenario.horizon:g} s"
-        + (f", {repeats} replications, ± 95 %" if repeats > 1 else ", one replication: no intervals")
-    ]
+    varied = {axis.key.partition(".")[0] for axis in scenario.axes}
+    facts = []
+    if "fleet" not in varied:
+        facts.append(f"{scenario.fleet.replicas} replicas on {outcome.plant.gpus.total} GPUs")
+    if not varied & {"horizon", "warmup", "cooldown"}:
+        facts.append(f"measured from {window.from_s:g} s to {window.until_s:g} s of {scenario.horizon:g} s")
+    facts.append(f"{repeats} replications, ± 95 %" if repeats > 1 else "one replication: no intervals")
+    lines = [f"{scenario.name}: {', '.join(facts)}"]
     starred = assumed_metrics(outcome)
     rows = [
         Row(
@@ -111,14 +114,14 @@ def report_text(outcome: Outcome) -> str:
         lines.append("trace rows: " + ", ".join(f"{count} {reason}" for reason, count in rows_by_reason.items()))
     lines += [f"caveat: {caveat}" for caveat in outcome.cells[0].caveats]
     plots = sorted(path.name for path in outcome.out.iterdir() if path.suffix == ".png")
-    lines += ["", f"results: {outcome.out}/ (comparison.csv, manifest.json, a folder a policy)"]
+    lines += ["", f"results: {outcome.out}/ ({files})"]
     if plots:
         lines.append("plots:   " + ", ".join(f"{outcome.out}/{name}" for name in plots))
     return "\n".join(lines)
 
 
 def _assumed_lines(outcome: Outcome) -> list[str]:
-    """Say what each profile assumes, domains taken together; a reason beside another origin is an assumption in part."""
+    """Say what each profile assumes, domains together; a reason beside another origin is an assumption in part."""
     found: dict[str, dict[str, None]] = {}
     for name, provenance in outcome.plant.provenances().items():
         profile, path = name.split(": ", 1)

@@ -11,13 +11,10 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from profiles.errors import Fault, InputError, exit_code_of
-
-if TYPE_CHECKING:
-    from sim.report import Outcome
-    from sim.scenario import Scenario
+from sim.options import add_scenario_options, check_json, save_json, scenario_of
 
 
 def parser() -> argparse.ArgumentParser:
@@ -26,17 +23,12 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m sim.run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     out.add_argument("scenario", nargs="?", metavar="SCENARIO", help="a scenario file; see scenarios/")
-    out.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="lay a value over the file's")
-    out.add_argument("--trace", metavar="PATH", help="trace to replay: sets arrivals.path")
-    out.add_argument("--seed", type=int, metavar="N", help="sets seed")
-    out.add_argument("--replications", type=int, metavar="N", help="runs of each policy, paired across policies")
-    out.add_argument("--policies", metavar="A,B", help="compare only these policies: kinds, or labels of the scenario")
+    add_scenario_options(out)
     out.add_argument("--out", metavar="DIR", help="where results go (default: runs/<name>)")
     out.add_argument("--json", metavar="FILE", help="write the comparison as JSON too")
     out.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: all cores)"
     )
-    out.add_argument("--strict", action="store_true", help="refuse a trace with rows that cannot be used")
     out.add_argument("--dry-run", action="store_true", help="print the resolved scenario and stop; reads no trace")
     out.add_argument("--list", action="store_true", help="print the known policies, profiles and scenarios and stop")
     return out
@@ -52,24 +44,12 @@ def _run(options: argparse.Namespace) -> int:
     # Imports wait until here so that --help answers at once.
     if options.list:
         return _list()
-    if options.scenario is None:
-        raise InputError(Fault("missing: a scenario file, for example scenarios/flash_peak.yaml", "SCENARIO"))
     if options.jobs < 1:
         raise InputError(Fault(f"expected at least 1 (got {options.jobs})", "--jobs"))
-    from sim.scenario import load_scenario, resolved, with_policies
-
-    given = [(f"--{key}", key, getattr(options, key)) for key in ("seed", "replications")]
-    scenario, document = load_scenario(
-        Path(options.scenario),
-        tuple(options.set),
-        None if options.trace is None else Path(options.trace),
-        [one for one in given if one[2] is not None],
-    )
-    if options.strict and not _reads_trace(scenario):
-        raise InputError(Fault(f"has no effect: {options.scenario} reads no trace", "--strict"))
-    if options.policies is not None:
-        scenario, document = with_policies(scenario, document, options.policies.split(","))
+    scenario, document = scenario_of(options)
     if options.dry_run:
+        from sim.scenario import resolved
+
         print(_yaml(resolved(scenario)), end="")
         return 0
     from analysis.session import draw_plots
@@ -78,38 +58,14 @@ def _run(options: argparse.Namespace) -> int:
 
     out = Path("runs") / scenario.name if options.out is None else Path(options.out)
     if options.json is not None:
-        _check_json(Path(options.json), out)
+        check_json(Path(options.json), out)
     outcome = run_session(scenario, document, out, jobs=options.jobs, strict=options.strict, draw=draw_plots)
     print(report_text(outcome))
     if options.json is not None:
-        _write_json(outcome, Path(options.json))
+        from sim.report import comparison_rows
+
+        save_json({"scenario": scenario.name, "comparison": comparison_rows(outcome)}, Path(options.json))
     return 0
-
-
-def _reads_trace(scenario: Scenario) -> bool:
-    from sim.workload.length_source import PairsOfTrace
-    from sim.workload.replay import Replay
-
-    return isinstance(scenario.arrivals, Replay) or isinstance(scenario.lengths, PairsOfTrace)
-
-
-def _check_json(path: Path, out: Path) -> None:
-    """Refuse before the run what could not be written after it."""
-    if path.is_dir():
-        raise InputError(Fault("cannot write: is a directory", str(path)))
-    folder = path.resolve().parent
-    if not folder.is_dir() and not folder.is_relative_to(out.resolve()):
-        raise InputError(Fault("cannot write: no such directory", str(path)))
-
-
-def _write_json(outcome: Outcome, path: Path) -> None:
-    from sim.output import write_json
-    from sim.report import comparison_rows
-
-    try:
-        write_json({"scenario": outcome.scenario.name, "comparison": comparison_rows(outcome)}, path)
-    except OSError as error:
-        raise InputError(Fault(f"cannot write: {(error.strerror or str(error)).lower()}", str(path))) from None
 
 
 def _list() -> int:
@@ -137,6 +93,7 @@ def _yaml(data: Any) -> str:
     stream = io.StringIO()
     writer = YAML()
     writer.default_flow_style = False
+    writer.width = 1000
     writer.dump(data, stream)
     return stream.getvalue()
 

@@ -154,11 +154,13 @@ def load_scenario(
     settings: tuple[str, ...] = (),
     trace: Path | None = None,
     options: Sequence[tuple[str, str, Any]] = (),
+    vary: Sequence[str] = (),
 ) -> tuple[Scenario, Document]:
     """Read a scenario file and lay over it what the command line says; raises `ScenarioError` with every fault.
 
     ``settings``: ``key=value`` each. ``trace``: a trace to replay. ``options``: name of an option, key and value, as
-    in ``("--seed", "seed", 3)``. What needs the profile or the trace itself is checked by `sim.build`.
+    in ``("--seed", "seed", 3)``. ``vary``: axes that take the place of the file's sweep, as in ``load=0.2..1.4:7``.
+    What needs the profile or the trace itself is checked by `sim.build`.
     """
     document = read_document(path, ScenarioError)
     for setting in settings:
@@ -167,6 +169,11 @@ def load_scenario(
         document = with_trace(document, trace)
     for option, key, value in options:
         document = document.replaced((key,), value, option)
+    if vary:
+        document = with_axes(document, vary)
+        for key in (setting.partition("=")[0] for setting in settings):
+            if key in (axis["key"] for axis in document.data["sweep"]):
+                raise ScenarioError(Fault("has no effect: --vary sets it", "--set", key=key))
     return checked(document), document
 
 
@@ -527,7 +534,16 @@ def at_swept_point(fault: Fault, axes: Sequence[Axis], point: int, document: Doc
 
 def resolved(scenario: Scenario) -> dict[str, Any]:
     """Return the scenario with every default filled in, as plain data that reads back as the same scenario."""
-    return scenario.model_dump(mode="json", by_alias=True, exclude_none=True)
+    data: dict[str, Any] = _kind_first(scenario.model_dump(mode="json", by_alias=True, exclude_none=True))
+    return data
+
+
+def _kind_first(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_kind_first(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _kind_first(value[key]) for key in sorted(value, key=lambda key: key != "kind")}
+    return value
 
 
 def json_schema() -> dict[str, Any]:
