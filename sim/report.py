@@ -63,9 +63,9 @@ class Outcome:
         return {name: difference([one[name] for one in ours], [one[name] for one in base]) for name in ours[0]}
 
 
-def assumed_metrics(outcome: Outcome) -> dict[str, str]:
+def assumed_metrics(plant: Plant) -> dict[str, str]:
     """Return the metrics that rest on an assumed value, with that value's path."""
-    assumed = {path for path, provenance in outcome.plant.provenances().items() if provenance.origin == "assumed"}
+    assumed = {path for path, provenance in plant.provenances().items() if provenance.origin == "assumed"}
     found = {}
     for metric, roots in _RESTS_ON.items():
         for path in sorted(assumed):
@@ -86,7 +86,7 @@ def report_text(outcome: Outcome, files: str = "comparison.csv, manifest.json, a
         facts.append(f"measured from {window.from_s:g} s to {window.until_s:g} s of {scenario.horizon:g} s")
     facts.append(f"{repeats} replications, ± 95 %" if repeats > 1 else "one replication: no intervals")
     lines = [f"{scenario.name}: {', '.join(facts)}"]
-    starred = assumed_metrics(outcome)
+    starred = assumed_metrics(outcome.plant)
     rows = [
         Row(
             label_of(policy) + (" (upper bound)" if policy.sees_outcome else ""),
@@ -185,7 +185,7 @@ def policy_summary(outcome: Outcome, index: int) -> dict[str, Any]:
             if provenance.origin == "assumed"
         },
         "provenance": {path: provenance.origin for path, provenance in outcome.plant.provenances().items()},
-        "rests_on_assumed": assumed_metrics(outcome),
+        "rests_on_assumed": assumed_metrics(outcome.plant),
         "trace_rows": outcome.cells[0].trace_rows,
         "caveats": list(outcome.cells[0].caveats),
     }
