@@ -1,0 +1,7 @@
+"""Set what the simulator predicts beside what others measured: ``python -m analysis.validate paper``.
+
+Start with `rungs` (what a rung is and what it reports) and `command` (the command). `paper` is a rung: `published`
+reads the paper's figures, `offline` predicts figures 4 to 6, `closed_loop` simulates a constant number of requests,
+`serving` predicts figures 7 and 8 from it, `telemetry` holds that against the clouds, `plateaus` looks for preferred
+batches, `claims` judges what is said about DSpark; `plots` draws.
+"""

@@ -1,0 +1,123 @@
+"""A rung of the ladder: what it is given, what it reports, and which rungs there are."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from profiles.recipes.sources import Shared
+from sim.table import aligned
+
+WIDTH = 118
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """A number predicted, the same number observed, and how far apart they are.
+
+    ``error`` is predicted - observed, or a summary of many such (then both are None), and ``bound`` what its size
+    must not exceed, all three in ``unit``. ``holds`` is None where there is no bound.
+    """
+
+    name: str
+    predicted: float | None
+    observed: float | None
+    error: float | None
+    bound: float | None
+    unit: str
+    holds: bool | None
+
+
+def compare(name: str, predicted: float | None, observed: float | None, unit: str, bound: float | None = None) -> Check:
+    """Compare a prediction with what was observed; a missing prediction fails its bound."""
+    error = predicted - observed if predicted is not None and observed is not None else None
+    return _checked(name, predicted, observed, error, unit, bound)
+
+
+def summarize(name: str, error: float, unit: str, bound: float | None = None) -> Check:
+    """Report an error over many points."""
+    return _checked(name, None, None, error, unit, bound)
+
+
+def _checked(
+    name: str, predicted: float | None, observed: float | None, error: float | None, unit: str, bound: float | None
+) -> Check:
+    error = None if error is None else float(error)
+    holds = None if bound is None else error is not None and abs(error) <= bound
+    return Check(name=name, predicted=predicted, observed=observed, error=error, bound=bound, unit=unit, holds=holds)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of a report: ``lines`` as they are printed (tables, and what they mean), and its checks."""
+
+    title: str
+    lines: tuple[str, ...]
+    checks: tuple[Check, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a rung found: sections in order, and the plots it wrote."""
+
+    sections: tuple[Section, ...]
+    plots: tuple[Path, ...] = ()
+
+    def checks(self) -> list[Check]:
+        """Return the checks of all sections."""
+        return [check for section in self.sections for check in section.checks]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What every rung is given.
+
+    ``quick``: fewer loads and shorter runs, for a first look. ``jobs``: processes at most. ``assume``: which of two
+    predictions is held to the bounds; both are shown.
+    """
+
+    shared: Shared
+    out: Path
+    seed: int = 0
+    jobs: int = 1
+    quick: bool = False
+    assume: Literal["shipped", "refined"] = "shipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """A rung by name, and the function that runs it; its module is imported only when it is asked for."""
+
+    name: str
+    summary: str
+    run: Callable[[Settings], Report]
+
+
+def _paper(settings: Settings) -> Report:
+    from analysis.validate.paper import run
+
+    return run(settings)
+
+
+#: Every rung; a new one is a module with a ``run`` and an entry here.
+RUNGS = {
+    rung.name: rung for rung in (Rung("paper", "figures 2 to 8 of the DSpark paper, and what is claimed", _paper),)
+}
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Lay out a table; its first column is text."""
+    return tuple(aligned([list(head), *map(list, rows)]))
+
+
+def said(text: str) -> tuple[str, ...]:
+    """Break prose into lines."""
+    return tuple(textwrap.wrap(text, WIDTH))
+
+
+def failures(checks: Sequence[Check]) -> list[Check]:
+    """Return the checks that do not hold."""
+    return [check for check in checks if check.holds is False]
