@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -49,7 +50,9 @@ def exit_code_of(main: Callable[[], int]) -> int:
     after Ctrl-C. Anything else is our own bug and keeps its traceback.
     """
     try:
-        return main()
+        code = main()
+        sys.stdout.flush()  # here, where a reader that went away is caught
+        return code
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
@@ -57,6 +60,7 @@ def exit_code_of(main: Callable[[], int]) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader of our stdout went away (`| head`); nothing is wrong with the input.
-        sys.stderr.close()
+        # The reader of our stdout went away (`| head`); nothing is wrong with the input. What is still in the buffer
+        # would fail again when Python ends, so it goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

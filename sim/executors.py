@@ -206,7 +206,13 @@ def _start() -> _Worker:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs,), daemon=True)
-    process.start()
+    # Ctrl-C is for the one who gives the work. The process inherits the mask: ignoring the signal in `_serve` alone
+    # would come too late for one that is still starting.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     theirs.close()  # or the pipe would stay open when the process dies
     return _Worker(process, ours)
 
@@ -236,7 +242,6 @@ def _traffic(cell: Cell) -> tuple[int | None, int]:
 
 def _serve(pipe: Connection) -> None:
     """Be a worker: take cells from the pipe until it is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who gives the work
     work: Work | None = None
     reported_s = 0.0
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import analysis.session
 from sim.run import main
 from tests.helpers.scenario import TINY
 
@@ -37,10 +38,15 @@ def tiny_file(here: Path) -> Path:
 
 
 @pytest.fixture
-def run(here: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Return a function that writes a scenario to ``s.yaml`` and runs it with the options given."""
+def run(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Return a function that writes a scenario to ``s.yaml`` and runs it with the options given.
 
-    def run_scenario(scenario: str | bytes, *options: str) -> Ended:
+    Plots, which take longer than all else, are drawn where they are asked for.
+    """
+    draw_plots = analysis.session.draw_plots
+
+    def run_scenario(scenario: str | bytes, *options: str, plots: bool = False) -> Ended:
+        monkeypatch.setattr(analysis.session, "draw_plots", draw_plots if plots else lambda *_: None)
         (here / "s.yaml").write_bytes(scenario.encode() if isinstance(scenario, str) else scenario)
         capsys.readouterr()
         code = main(["s.yaml", *options, *([] if "--jobs" in options else ["--jobs", "1"])])
