@@ -8,7 +8,7 @@ in the text)::
     x      = request_sd z_r + token_sd w_{r,i}
     chance = Phi(m_k + x)                       accepted where the keyed uniform u_{r,i} < chance
     seen   = x + noise_sd n_{r,i}               what the confidence head sees
-    calibrated confidence = E[chance | seen] = Phi((m_k + shrink seen) / sqrt(1 + (1 - shrink) var x))
+    calibrated confidence = E[chance | seen, prefix held], over the rounds of a run
     logit(raw confidence) = raw_temperature_k logit(calibrated confidence)
 
 ``m_k`` is solved so that the *rounds-weighted* survival equals the published one: a request of low acceptance needs
@@ -97,6 +97,36 @@ def _survivals(means: Floats, spread: Spread, nodes: Floats) -> Floats:
     return np.cumprod(ndtr((means[:, None] + spread.request_sd * nodes[None, :]) / widen), axis=0)
 
 
+def _calibrated(means: Floats, spread: Spread, noise_sd: float, grid: Floats) -> Floats:
+    """Chance of acceptance by position, given what is seen and that the prefix held, ``[draft_length, grid]``.
+
+    Over the rounds of full blocks: a request of low acceptance has more of them, and a prefix that held is the sign of
+    a request of high acceptance.
+    """
+    if noise_sd == 0.0:
+        return np.asarray(ndtr(means[:, None] + grid))
+    nodes, weights = roots_hermitenorm(64)
+    effect = spread.request_sd * nodes
+    survivals = _survivals(means, spread, nodes)
+    alive = weights / (1.0 + survivals.sum(axis=0))
+    variance = spread.token_sd**2 + noise_sd**2
+    shrink = spread.token_sd**2 / variance
+    # What is seen, given the request: normal around its effect; the chance then is a normal mean too.
+    log_likely = -0.5 * (grid[:, None] - effect) ** 2 / variance
+    place = effect + shrink * (grid[:, None] - effect)
+    out = np.empty((means.size, grid.size))
+    for k, mean in enumerate(means):
+        if not alive.any():
+            alive = weights  # no round gets here; any law will do
+        with np.errstate(divide="ignore"):
+            logs = log_likely + np.log(alive)
+        share = np.exp(logs - logs.max(axis=1, keepdims=True))
+        share /= share.sum(axis=1, keepdims=True)
+        out[k] = (share * ndtr((mean + place) / np.sqrt(1 + spread.token_sd**2 * (1 - shrink)))).sum(axis=1)
+        alive = weights / (1.0 + survivals.sum(axis=0)) * survivals[k]
+    return out
+
+
 @dataclass(frozen=True, slots=True)
 class AcceptanceTables:
     """The acceptance of one drafter over all domains of a run, ready for the compiled step loop.
@@ -143,10 +173,8 @@ def acceptance_tables(
             assert isinstance(law, ParametricLaw)
             means = solve_means(law.survival.values, law.spread)
             noise = law.confidence.noise_sd
-            variance = law.spread.request_sd**2 + law.spread.token_sd**2
-            shrink = variance / (variance + noise**2) if variance > 0 else 0.0
             chance[d] = ndtr(means[:, None] + grid)
-            seen[d] = ndtr((means[:, None] + shrink * grid) / np.sqrt(1 + (1 - shrink) * variance))
+            seen[d] = _calibrated(means, law.spread, noise, grid)
             if confidence == "raw":
                 seen[d] = expit(np.array(law.confidence.raw_temperature)[:, None] * logit(seen[d]))
             sd[d] = law.spread.request_sd, law.spread.token_sd, noise

@@ -25,7 +25,7 @@ class Route(Protocol):
         ...
 
     def arrivals_ahead(self, index: int, replicas: int) -> int | None:
-        """Return how many arrivals go elsewhere before one goes to ``index``; None where that depends on their state."""
+        """Return how many arrivals go elsewhere before one goes to ``index``; None where replicas' state decides."""
         ...
 
 
