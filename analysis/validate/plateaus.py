@@ -18,7 +18,7 @@ from sim.verify import Dspark, DsparkAsync, Policy
 LOADS = tuple(range(8, 257, 4))
 QUICK_LOADS = (16, 64, 68, 72, 128, 200)
 GRAPH_LIMIT = 1024
-TOKENS = 60_000
+TOKENS, OUTPUT_TOKENS = 40_000, 128
 POLICIES: dict[str, Policy] = {"dspark_async": DsparkAsync(first_budget=5), "dspark": Dspark()}
 
 
@@ -79,7 +79,13 @@ def simulate_jagged(shared: Shared, *, seed: int, jobs: int, quick: bool) -> Jag
     profile = build_b300(shared)
     loads = QUICK_LOADS if quick else LOADS
     cells = [
-        Cell(build_engine(profile, policy, load, max_batch_tokens=GRAPH_LIMIT, seed=seed), load, TOKENS, seed)
+        Cell(
+            build_engine(profile, policy, load, max_batch_tokens=GRAPH_LIMIT, seed=seed),
+            load,
+            TOKENS,
+            OUTPUT_TOKENS,
+            seed,
+        )
         for policy in POLICIES.values()
         for load in loads
     ]

@@ -14,7 +14,7 @@ from analysis.validate.claims import Evidence
 from analysis.validate.offline import DRAFTERS, Calibration, Point, Sweep
 from analysis.validate.plateaus import Jagged
 from analysis.validate.published import LENIENT, MODELS, PLATEAUS, STRICT, Cloud, parabola, speed_cloud
-from analysis.validate.telemetry import Outcome
+from analysis.validate.telemetry import BUDGET_MEDIAN, SPEED_MEDIAN, Outcome, errors_of
 from profiles.recipes.offline import DOMAINS
 from profiles.recipes.serving import Model
 from profiles.recipes.sources import Shared
@@ -32,6 +32,7 @@ def draw_all(evidence: Evidence, folder: Path) -> Iterator[Path]:
         for model in MODELS:
             name = model.lower().replace("-", "_")
             yield from save(_serving(evidence.shared, evidence.outcome, model), folder / f"serving_{name}")
+        yield from save(_sensitivities(evidence.outcome), folder / "sensitivities")
         yield from save(_plateaus(evidence.jagged), folder / "plateaus")
 
 
@@ -68,12 +69,17 @@ def _offline(longer: list[Point], sweeps: list[Sweep], calibrations: list[Calibr
             at = [point.at for point in points]
             axes[index].plot(at, [point.predicted for point in points], color=colour, label=sweep.domain)
             axes[index].plot(at, [point.observed for point in points], "o", color=colour, markersize=4.5)
-        _label(axes[index], "figure 5", "floor on confidence", y)
+        _label(axes[index], "figure 5 (fitted at 0)", "floor on confidence", y)
     for colour, one in zip(COLOURS, calibrations, strict=False):
         axes[3].plot(one.scores, one.curve, color=colour, label=f"position {one.position}")
         axes[3].plot(one.scores, one.observed, "o", color=colour, markersize=3.5)
     axes[3].plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (2, 2)))
-    _label(axes[3], "figure 6, before calibration", "raw score of the prefix", "share accepted")
+    _label(
+        axes[3],
+        "figure 6: raw scores, and what the law says they are worth",
+        "raw score of the prefix",
+        "share accepted",
+    )
     for one_axes in (axes[0], axes[1], axes[3]):
         one_axes.legend(fontsize=7)
     return figure
@@ -130,6 +136,27 @@ def _cloud(axes: Axes, cloud: Cloud, colour: str, name: str) -> None:
     keep = (cloud.requests >= 4) & (cloud.requests <= 212)
     axes.fill_between(cloud.requests[keep], cloud.p10[keep], cloud.p90[keep], color=colour, alpha=0.15, linewidth=0)
     axes.plot(cloud.requests[keep], cloud.median[keep], "o", color=colour, markersize=3.5, alpha=0.6, label=name)
+
+
+def _sensitivities(outcome: Outcome) -> Figure:
+    names = list(next(iter(outcome.sensitivities.values())))
+    figure = Figure(figsize=(9.6, 1.6 + 0.24 * len(names)), layout="constrained")
+    figure.suptitle("DSpark predicted against the dense cloud: median error, one assumption changed at a time")
+    axes = list(figure.subplots(1, 2, sharey=True))
+    rows = np.arange(len(names))
+    for colour, marker, (model, found) in zip(COLOURS, "os", outcome.sensitivities.items(), strict=False):
+        errors = [errors_of(found[name], outcome.seen[model]) for name in names]
+        axes[0].plot([one.speed_bias for one in errors], rows, marker, color=colour, label=model)
+        axes[1].plot([one.budget_bias for one in errors], rows, marker, color=colour, label=model)
+    for one, bound in zip(axes, (SPEED_MEDIAN, BUDGET_MEDIAN), strict=True):
+        one.axvspan(-bound, bound, color=MUTED, alpha=0.12, linewidth=0)
+        one.axvline(0, color=MUTED, linewidth=0.8)
+    axes[0].set_yticks(rows, names)
+    axes[0].invert_yaxis()
+    axes[0].legend(fontsize=7)
+    _label(axes[0], "speed (shaded: the bound)", "median error, %", "")
+    _label(axes[1], "verification budget", "median error, tokens a request", "")
+    return figure
 
 
 # ------------------------------------------------------------------------------------------------------------- plateaus

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from analysis.validate.closed_loop import Cell, Steady, build_engine, run_cells
+from analysis.validate.closed_loop import OUTPUT_TOKENS, Cell, Steady, build_engine, run_cells
 from analysis.validate.published import Curve
 from profiles.recipes.b300 import fit_draft_line, flash_survival, read_draft_s, read_verify_s
 from profiles.recipes.confidence import read_fit
@@ -33,10 +33,10 @@ from sim.verify import DsparkAsync, Mtp1, Policy
 from sim.verify.base import Confidence, Lengths, Rates, Verifier
 
 #: Requests per GPU that are simulated; between them curves are straight.
-LOADS = (5, 7, 9, 12, 14, 17, 22, 28, 36, 45, 55, 65, 75, 85, 95, 105, 115, 125, 135, 145, 155, 165, 175, 185, 195, 210)
+LOADS = (5, 7, 9, 12, 14, 17, 22, 28, 36, 45, 55, 65, 75, 85, 95, 105, 115, 125, 135, 145, 155, 165, 175, 185, 195, 212)
 #: MTP-1's curve is smoother, and known: it is what the step time was fitted to.
-MTP_LOADS = (5, 9, 14, 22, 36, 55, 75, 95, 115, 135, 155, 175, 210)
-QUICK_LOADS = (5, 22, 75, 135, 210)
+MTP_LOADS = (5, 9, 14, 22, 36, 55, 75, 95, 115, 135, 155, 175, 212)
+QUICK_LOADS = (5, 22, 75, 135, 212)
 
 #: Layers of the target, from the public description of its architecture.
 LAYERS: dict[Model, int] = {"V4-Flash": 43, "V4-Pro": 61}
@@ -227,13 +227,14 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to predict: a model under assumptions, at which loads, over how many tokens a run."""
+    """What to predict: a model under assumptions, at which loads; tokens a run and an answer."""
 
     model: Model
     assumed: Assumptions
     loads: tuple[int, ...]
     mtp_loads: tuple[int, ...]
     tokens: int
+    output_tokens: int = OUTPUT_TOKENS
 
 
 def predict(shared: Shared, asked: Sequence[Request], *, seed: int, jobs: int, what: str) -> list[Pair]:
@@ -248,7 +249,13 @@ def predict(shared: Shared, asked: Sequence[Request], *, seed: int, jobs: int, w
         dspark = DsparkAsync(first_budget=block, confidence=one.assumed.confidence)
         for policy, loads in ((mtp, one.mtp_loads), (dspark, one.loads)):
             cells += [
-                Cell(engine_of(profile, one.assumed, passes, policy, load, seed), load, one.tokens, seed)
+                Cell(
+                    engine_of(profile, one.assumed, passes, policy, load, seed),
+                    load,
+                    one.tokens,
+                    one.output_tokens,
+                    seed,
+                )
                 for load in loads
             ]
     runs = iter(run_cells(cells, jobs, what))

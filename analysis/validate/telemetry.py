@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.validate.closed_loop import TOKENS
+from analysis.validate.closed_loop import OUTPUT_TOKENS, TOKENS
 from analysis.validate.published import (
     LENIENT,
     MODELS,
@@ -44,7 +44,7 @@ SPEED_MEDIAN, SPEED_WORST, BUDGET_MEDIAN, GAIN_POINTS = 8.0, 15.0, 0.5, 10.0
 
 #: Loads and tokens of a run where only differences between assumptions matter; all meet the same luck.
 QUICK_TOKENS = 40_000
-SENSITIVITY_LOADS, SENSITIVITY_TOKENS = (7, 14, 28, 55, 85, 115, 145, 175, 210), 150_000
+SENSITIVITY_LOADS, SENSITIVITY_TOKENS = (7, 14, 28, 55, 85, 115, 145, 175, 212), 200_000
 
 VARIANTS = {"shipped": SHIPPED, "refined": REFINED}
 
@@ -160,8 +160,12 @@ class Outcome:
 def simulate_all(shared: Shared, *, seed: int, jobs: int, quick: bool) -> Outcome:
     """Simulate both models under both variants, and every sensitivity."""
     loads, mtp_loads = (QUICK_LOADS, QUICK_LOADS) if quick else (LOADS, MTP_LOADS)
-    tokens = QUICK_TOKENS if quick else TOKENS
-    full = [Request(model, assumed, loads, mtp_loads, tokens) for model in MODELS for assumed in VARIANTS.values()]
+    tokens, output_tokens = (QUICK_TOKENS, 64) if quick else (TOKENS, OUTPUT_TOKENS)
+    full = [
+        Request(model, assumed, loads, mtp_loads, tokens, output_tokens)
+        for model in MODELS
+        for assumed in VARIANTS.values()
+    ]
     names = QUICK if quick else tuple(SENSITIVITIES)
     some = [
         Request(
@@ -180,7 +184,7 @@ def simulate_all(shared: Shared, *, seed: int, jobs: int, quick: bool) -> Outcom
 
 SETUP = (
     "A closed loop at a constant number of requests per GPU, decoding only: prompts of one token at no cost, as if "
-    "prefill were done elsewhere; 256 tokens an answer; DSpark as `dspark_async` with lag 2. The telemetry is of an "
+    "prefill were done elsewhere; 512 tokens an answer; DSpark as `dspark_async` with lag 2. The telemetry is of an "
     "open load, with prefill somewhere: its requests vary within each point. Speed is throughput over requests, as the "
     "two figures agree it is. V4-Pro's acceptance is a later checkpoint's. Shipped: the profiles paper/v4_flash and "
     "paper/v4_pro. Refined: the same with draft passes by the drafters' public architecture (three layers, MTP-1's "
@@ -236,7 +240,10 @@ def speed_section(outcome: Outcome, model: Model, judged: str) -> Section:
                 )
             )
         shipped = pairs[judged].dspark
-        row += [f"{float(shipped.at(key, load)):.2f}" for key in ("accepted_length", "draft_ratio")]
+        row += [
+            "-" if np.isnan(value) else f"{value:.2f}"
+            for value in (float(shipped.at(key, load)) for key in ("accepted_length", "draft_ratio"))
+        ]
         rows.append(row)
     for name, pair in pairs.items():
         checks.append(
