@@ -99,8 +99,6 @@ def parse_axis(text: str) -> dict[str, Any]:
         values, _ = parse_data(f"[{given}]")
     except NotData:
         raise fault(f"expected values separated by commas, as in YAML (got '{given}')") from None
-    if any(value is None for value in values):
-        raise fault(f"a value is empty (got '{given}')")
     return {"key": key, "values": values}
 
 

@@ -175,6 +175,9 @@ def differences(old: Any, new: Any, key: str = "") -> Iterator[str]:
                 yield f"{inner}: was not there, now {short(new[name])}"
             else:
                 yield from differences(old[name], new[name], f"{key}.{name}".lstrip("."))
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, (one, other) in enumerate(zip(old, new, strict=True)):
+            yield from differences(one, other, f"{key}[{index}]")
     elif old != new:
         short_key = key.removeprefix("scenario.")
         digests = key.startswith(("profiles.", "traces."))
