@@ -76,6 +76,6 @@ clean:
 	@touch $@
 
 .venv/.dev-stamp: pyproject.toml constraints.txt | .venv/.made-stamp
-	@echo "installing the core, the decoder and the tools into .venv (once; torch is large)"
-	@$(PIP_INSTALL) -e '.[decoder,dev]'
+	@echo "installing the core, the decoder, Ray and the tools into .venv (once; torch is large)"
+	@$(PIP_INSTALL) -e '.[decoder,dev,ray]'
 	@touch .venv/.core-stamp $@

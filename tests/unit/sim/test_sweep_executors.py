@@ -52,30 +52,24 @@ def test_a_worker_stays_with_the_traffic_that_it_has_ready():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("deaths", [1, 2])
-def test_a_cell_whose_process_dies_is_run_once_more(deaths):
+def test_a_cell_whose_process_dies_is_run_once_more():
     long = work(changed("horizon: 2s", "horizon: 20min"))
-    cells, killed = long.cells()[:2], []
+    unlucky, doomed = long.cells()[:2]
+    deaths, killed = {unlucky: 1, doomed: 2}, set()
 
     with LocalExecutor(2) as executor:
 
         def kill(_):
-            victim = next(
-                (worker for worker in executor._workers if worker.cell == cells[0] and worker.share > 0), None
-            )
-            if victim is not None and len(killed) < deaths and victim.process.pid not in killed:
-                killed.append(victim.process.pid)
-                os.kill(victim.process.pid, signal.SIGKILL)
+            for worker in executor._workers:
+                if worker.cell and deaths[worker.cell] and worker.share > 0 and worker.process.pid not in killed:
+                    killed.add(worker.process.pid)
+                    deaths[worker.cell] -= 1
+                    os.kill(worker.process.pid, signal.SIGKILL)
 
-        done = {one.cell: one for one in executor.run(long, cells, kill, light=True)}
-    assert len(killed) == deaths
-    assert done[cells[1]].unwrapped().metrics == attempt(long, cells[1], light=True).unwrapped().metrics
-    if deaths == 1:
-        assert done[cells[0]].unwrapped().metrics == attempt(long, cells[0], light=True).unwrapped().metrics
-    else:
-        assert done[cells[0]].failure == Failure(
-            "its process ended by signal 9 (SIGKILL), 2 times; is there enough memory?"
-        )
+        done = {one.cell: one for one in executor.run(long, [unlucky, doomed], kill, light=True)}
+    assert set(deaths.values()) == {0}
+    assert done[unlucky].unwrapped().metrics == attempt(long, unlucky, light=True).unwrapped().metrics
+    assert done[doomed].failure == Failure("its process ended by signal 9 (SIGKILL), 2 times; is there enough memory?")
 
 
 def test_without_ray_there_is_a_hint(monkeypatch):
