@@ -208,13 +208,20 @@ class Prediction:
 
     @property
     def curve(self) -> Curve:
-        """Tokens/s per user over requests per GPU."""
-        return Curve(self.over_load("requests"), self.over_load("user_tokens_per_s"))
+        """Tokens/s per user over requests per GPU, from the first load simulated to the last."""
+        loads = self.over_load("requests")
+        dense = np.linspace(loads[0], loads[-1], 400)
+        return Curve(dense, self.at("user_tokens_per_s", dense))
 
     def at(self, name: str, requests: Floats | float) -> Floats:
-        """Return a value at loads between those simulated; NaN outside."""
-        loads = self.over_load("requests")
-        return np.asarray(np.interp(requests, loads, self.over_load(name), left=np.nan, right=np.nan))
+        """Return a value at loads between those simulated; NaN outside.
+
+        Speed is interpolated as time per token, which is nearly straight over load.
+        """
+        loads, values = self.over_load("requests"), self.over_load(name)
+        if name == "user_tokens_per_s":
+            return np.asarray(1 / np.interp(requests, loads, 1 / values, left=np.nan, right=np.nan))
+        return np.asarray(np.interp(requests, loads, values, left=np.nan, right=np.nan))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,19 @@ from scipy.stats import norm
 
 from analysis.validate import offline, serving
 from analysis.validate.claims import dynamic_gain
-from analysis.validate.closed_loop import Cell, build_engine, run_cell, run_cells
+from analysis.validate.closed_loop import Cell, Steady, build_engine, run_cell, run_cells
 from analysis.validate.command import main
 from analysis.validate.plateaus import Plateau, find_plateaus
-from analysis.validate.serving import REFINED, SHIPPED, Assumptions, Request, draft_passes, engine_of, predict
+from analysis.validate.serving import (
+    REFINED,
+    SHIPPED,
+    Assumptions,
+    Prediction,
+    Request,
+    draft_passes,
+    engine_of,
+    predict,
+)
 from profiles.recipes.confidence import ConfidenceFit
 from profiles.recipes.offline import accepted_length
 from profiles.recipes.serving import build_serving, fit_step_law
@@ -114,6 +123,16 @@ def test_pros_draft_pass_goes_with_a_layer_of_its_target(shared):
     np.testing.assert_allclose(layer[1:] / whole[1:], 43 / 61)
     flash = [draft_passes(shared, "V4-Flash", Assumptions(draft_by_layer=by_layer), 9) for by_layer in (False, True)]
     np.testing.assert_array_equal(flash[0].dspark_s, flash[1].dspark_s)
+
+
+def test_between_loads_time_per_token_is_straight():
+    steady = Steady(10.0, 100.0, 6.0, 3.0, 0.0, 0.0, np.zeros(0, np.int64))
+    slower = dataclasses.replace(steady, requests=30.0, user_tokens_per_s=50.0, verify_tokens=4.0)
+    line = Prediction("V4-Flash", (steady, slower))
+    assert float(line.at("user_tokens_per_s", 20.0)) == pytest.approx(1 / 0.015)
+    assert float(line.at("verify_tokens", 20.0)) == 5.0
+    assert np.isnan(line.at("user_tokens_per_s", np.array([9.0, 31.0]))).all()
+    assert line.curve.requests_at(1 / 0.015) == pytest.approx(20.0, abs=0.01)
 
 
 def test_survival_moves_to_an_accepted_length(shared):
