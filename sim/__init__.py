@@ -2,5 +2,6 @@
 
 Start with `scenario` (the file), then `fleet` (arrivals, a router, replicas), `replica` and `kernels` (the step loop).
 `acceptance` and `rng` are where chance enters; `records` says what comes out, `metrics` what it means; `verify`,
-`workload`, `batching` and `routing` hold the decisions. `run` is the command, `cells` cuts it into independent pieces.
+`workload`, `batching` and `routing` hold the decisions. `run`, `sweep` and `plan` are the commands; `cells` cuts their
+work into independent pieces, which `executors` runs.
 """

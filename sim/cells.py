@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiles.reading import Document, parse_path
-from sim.axes import size
+from sim.axes import LOAD, label_at, size
 from sim.build import Plant, build_engine, build_plant
 from sim.errors import ScenarioError
 from sim.fleet import RunResult, simulate
@@ -22,6 +22,7 @@ from sim.scenario import Scenario, at_point, at_swept_point, parsed
 from sim.workload.base import RequestTable
 from sim.workload.build import build_requests, build_users
 from sim.workload.closed_loop import ClosedLoop, Users
+from sim.workload.replay import Replay
 
 Series = dict[str, NDArray[np.float64]]
 
@@ -106,7 +107,20 @@ def prepare(work: Work, point: int | None, replication: int) -> Prepared:
         raise ScenarioError(
             *(document.fault(one.message, parse_path(one.key or "") or ()) for one in error.faults)
         ) from None
+    if point is not None and isinstance(traffic, RequestTable):
+        traffic = dataclasses.replace(traffic, caveats=(*traffic.caveats, *_early_end(work, scenario, traffic, point)))
     return Prepared(scenario, document, plant, streams, traffic)
+
+
+def _early_end(work: Work, scenario: Scenario, traffic: RequestTable, point: int) -> Iterator[str]:
+    """Say where a trace that is played faster runs out before the measurement ends, which is no higher load there."""
+    axes = parsed(work.document).axes
+    if LOAD not in (axis.key for axis in axes) or not isinstance(scenario.arrivals, Replay):
+        return
+    last_s = float(traffic.arrived_s[-1]) if traffic.arrived_s.size else 0.0
+    until_s = scenario.window.until_s
+    if "after_horizon" not in traffic.trace_rows and last_s < 0.98 * until_s:
+        yield f"with {label_at(axes, point)} the trace ends at {last_s:.0f} s, before the measurement at {until_s:g} s"
 
 
 def run_cell(work: Work, cell: Cell, on_share: Callable[[float], None] | None = None) -> CellResult:

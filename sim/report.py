@@ -112,7 +112,7 @@ def report_text(outcome: Outcome, files: str = "comparison.csv, manifest.json, a
     rows_by_reason = outcome.cells[0].trace_rows
     if rows_by_reason:
         lines.append("trace rows: " + ", ".join(f"{count} {reason}" for reason, count in rows_by_reason.items()))
-    lines += [f"caveat: {caveat}" for caveat in outcome.cells[0].caveats]
+    lines += [f"caveat: {text}" for text in dict.fromkeys(text for one in outcome.cells for text in one.caveats)]
     plots = sorted(path.name for path in outcome.out.iterdir() if path.suffix == ".png")
     lines += ["", f"results: {outcome.out}/ ({files})"]
     if plots:

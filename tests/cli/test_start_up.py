@@ -26,6 +26,8 @@ def loaded_by(module: str) -> set[str]:
         ("sim.verify", HEAVY | {"simpy"}),
         ("sim.workload", HEAVY | {"simpy"}),
         ("sim.run", HEAVY),
+        ("sim.sweep", HEAVY),
+        ("sim.plan", HEAVY),
     ],
 )
 def test_import_loads_nothing_heavy(module: str, unwanted: set[str]) -> None:

@@ -103,6 +103,21 @@ def test_the_file_s_sweep_and_the_option_are_one(sweep, here):
     assert {(row["load"], row["arrived"] > 0) for row in table("replaced")} == {(2, True)}
 
 
+def test_a_trace_played_faster_than_it_is_long_is_told(sweep, here):
+    (here / "trace.csv").write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        + "".join(f"2023-11-16 18:00:{second:02d}.{second:02d}00000,50,20\n" for second in range(20))
+    )
+    replay = changed("arrivals: {kind: poisson, rate_per_s: 4}", "arrivals: {kind: replay, path: trace.csv}")
+    replay = replay[: replay.index("lengths:")].replace("horizon: 2s", "horizon: 10s")
+    (here / "s.yaml").write_text(replay)
+    ended = sweep("--vary", "load=1,4", "--policies", "none")
+    assert ended.code == 0, ended.err
+    assert [row["arrived"] for row in table()] == [10, 20]
+    assert "caveat: with load=4 the trace ends at 5 s, before the measurement at 10 s" in ended.out
+    assert "with load=1 " not in ended.out
+
+
 def failing(monkeypatch, *cells: Cell, error: BaseException) -> None:
     def run_or_fail(work, cell, on_share=None):
         if cell in cells:
