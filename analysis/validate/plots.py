@@ -106,7 +106,7 @@ def _serving(shared: Shared, outcome: Outcome, model: Model) -> Figure:
         axes[0].plot(curve.requests, curve.speed, color=DSPARK, linestyle=DASHES[name], linewidth=1.7, label=label)
         axes[2].plot(curve.speed, curve.throughput, color=DSPARK, linestyle=DASHES[name], linewidth=1.7, label=label)
         axes[1].plot(
-            curve.requests,
+            pair.dspark.over_load("requests"),
             pair.dspark.over_load("verify_tokens"),
             color=DSPARK,
             linestyle=DASHES[name],
