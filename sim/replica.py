@@ -106,11 +106,6 @@ class Replica:
         """Slots in use."""
         return int(self._ints[k.S_DECODING])
 
-    @property
-    def _free_seats(self) -> int:
-        """Seats that arrivals of this very step will take; who waits for one of them is not in the queue's way."""
-        return self.engine.max_running - self.decoding - len(self.in_prefill)
-
     # ------------------------------------------------------------------ what comes from outside
 
     def submit(self, row: int) -> None:
@@ -118,7 +113,7 @@ class Replica:
         self.log.replica[row] = self.index
         if not fits(self.engine, int(self.log.prompt_tokens[row])):
             self._end(row, REJECTED, PROMPT_TOO_LONG, self.clock.now, held=False)
-        elif self.engine.max_waiting is not None and len(self.waiting) - self._free_seats >= self.engine.max_waiting:
+        elif self.engine.max_waiting is not None and len(self.waiting) >= self.engine.max_waiting:
             self._end(row, REJECTED, QUEUE_FULL, self.clock.now, held=False)
         else:
             self._queue(row)
