@@ -58,6 +58,8 @@ def check(command: str, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace |
         return None
     assert words[:2] == ["python", "-m"], f"{command}: expected python -m, make, or one of {sorted(OTHERS)}"
     module = importlib.import_module(words[2])
+    if hasattr(module, "__path__"):
+        module = importlib.import_module(f"{words[2]}.__main__")
     real = argparse.ArgumentParser.parse_args
     found: list[argparse.Namespace] = []
 
