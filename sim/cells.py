@@ -107,6 +107,14 @@ def prepare(work: Work, point: int | None, replication: int) -> Prepared:
         raise ScenarioError(
             *(document.fault(one.message, parse_path(one.key or "") or ()) for one in error.faults)
         ) from None
+    arrived_s = traffic.arrived_s if isinstance(traffic, RequestTable) else np.zeros(0)
+    if arrived_s.size and not scenario.window.holds(arrived_s).any():
+        last = f"the last of {arrived_s.size} at {arrived_s[-1]:g} s"
+        message = (
+            f"nothing to measure: no request arrives from {scenario.window.from_s:g} s to "
+            f"{scenario.window.until_s:g} s ({last})"
+        )
+        raise ScenarioError(document.fault(message, ("warmup" if scenario.warmup else "arrivals",)))
     if point is not None and isinstance(traffic, RequestTable):
         traffic = dataclasses.replace(traffic, caveats=(*traffic.caveats, *_early_end(work, scenario, traffic, point)))
     return Prepared(scenario, document, plant, streams, traffic)

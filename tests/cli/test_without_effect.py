@@ -198,3 +198,13 @@ def test_an_option_needs_an_effect_at_one_swept_value_only(run, refused):
 def test_what_served_a_policy_that_is_left_out_is_no_fault(run):
     text = changed("profile: paper/v4_flash", "step_profile: paper/v4_flash\n  acceptance_profile: paper/v4_flash")
     assert run(text, "--policies", "none", "--dry-run").code == 0
+
+
+def test_a_trace_that_ends_before_the_measurement_begins_is_refused(here, refused):
+    (here / "t.csv").write_text("arrived_s,prompt_tokens,output_tokens\n0,10,5\n0.5,10,5\n", encoding="utf-8")
+    replay = changed("{kind: poisson, rate_per_s: 4}", "{kind: replay, path: t.csv}").partition("lengths:")[0]
+    scenario = replay + "warmup: 1s\n"
+    line = scenario.splitlines().index("warmup: 1s") + 1
+    assert refused(scenario) == [
+        f"s.yaml:{line}: warmup: nothing to measure: no request arrives from 1 s to 2 s (the last of 2 at 0.5 s)"
+    ]

@@ -51,7 +51,7 @@ def test_a_scenario_loads_with_its_profile(name, tmp_path):
     if isinstance(scenario.arrivals, Replay):
         trace = tmp_path / "t.csv"
         coarse = scenario.arrivals.ties is not None  # seconds that requests share
-        times = [i // 2 if coarse else i / 7 for i in range(20)]
+        times = [60 * (i // 2) if coarse else 60 * i / 7 for i in range(20)]
         trace.write_text("arrived_s,prompt_tokens,output_tokens\n" + "".join(f"{at},50,20\n" for at in times))
     scenario, document = load_scenario(path, trace=trace)
     work = Work(document, strict=True)
