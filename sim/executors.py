@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -207,7 +208,9 @@ def _start() -> _Worker:
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs,), daemon=True)
     # Ctrl-C is for the one who gives the work. The process inherits the mask: ignoring the signal in `_serve` alone
-    # would come too late for one that is still starting.
+    # would come too late for one that is still starting. The resource tracker, which the first process would start,
+    # lets the signal through again when it has started: so it is started before.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process.start()
