@@ -29,7 +29,7 @@ from bench.workloads import WORKLOADS, engine, run, table
 from sim.fleet import simulate
 from sim.recorder import Recorder
 from sim.rng import Streams
-from sim.routing import RoundRobin
+from sim.routing import LeastRequests, RoundRobin
 from sim.verify import Dspark, NoSpeculation, Policy
 from sim.workload.base import RequestTable
 
@@ -73,23 +73,17 @@ class Elsewhere(Dspark):
 def step_s(policy: Policy, steps: int, foresight: bool) -> float:
     """Return the seconds of one engine step with 64 running requests, SimPy's part included.
 
-    ``foresight``: nothing arrives, so that many steps may pass in one call; without it each step is an event.
+    ``foresight``: nothing can reach the one replica, so that many steps pass in one call. Without it, two replicas under
+    a router that looks at their state: each step is an event of its own.
     """
     toy = engine(policy)
-    endless = np.full(RUNNING, 1 << 40)
-    # An arrival a step: it is rejected, for it does not fit, and makes each step an event of its own.
-    ticks = np.arange(1, steps) * 12e-3 if not foresight else np.zeros(0)
-    n = RUNNING + ticks.size
-    requests = RequestTable(
-        np.concatenate([np.zeros(RUNNING), ticks]),
-        np.concatenate([np.ones(RUNNING, np.int64), np.full(ticks.size, 1 << 30)]),
-        np.concatenate([endless, np.ones(ticks.size, np.int64)]),
-        np.zeros(n, np.int64),
-        np.zeros(n, np.int64),
-        domains=("-",),
-    )
+    replicas = 1 if foresight else 2
+    n = RUNNING * replicas
+    ones = np.ones(n, np.int64)
+    requests = RequestTable(np.zeros(n), ones, ones << 40, 0 * ones, 0 * ones, domains=("-",))
+    router = RoundRobin() if foresight else LeastRequests()
     start = time.perf_counter()
-    result = simulate(toy, RoundRobin(), 1, requests, steps * 12e-3, Streams(1), Recorder("full"))
+    result = simulate(toy, router, replicas, requests, steps * 12e-3, Streams(1), Recorder("full"))
     return (time.perf_counter() - start) / int(result.steps["steps"].sum())
 
 
