@@ -73,8 +73,8 @@ class Elsewhere(Dspark):
 def step_s(policy: Policy, steps: int, foresight: bool) -> float:
     """Return the seconds of one engine step with 64 running requests, SimPy's part included.
 
-    ``foresight``: nothing can reach the one replica, so that many steps pass in one call. Without it, two replicas under
-    a router that looks at their state: each step is an event of its own.
+    ``foresight``: nothing can reach the one replica, so that many steps pass in one call. Without it, two replicas
+    under a router that looks at their state: each step is an event of its own.
     """
     toy = engine(policy)
     replicas = 1 if foresight else 2
