@@ -33,7 +33,7 @@ class DsparkAsync(Drafting):
 
     Notes
     -----
-    Source: DSpark paper, section 5.2; its engine looks two steps back.
+    Source: DSpark paper, as quoted in vLLM's pull request 47808 (section 5.2): its engine looks two steps back.
     """
 
     kind: Literal["dspark_async"] = "dspark_async"
