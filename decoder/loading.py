@@ -77,8 +77,8 @@ def load_models(options: argparse.Namespace) -> Models:
                     key="drafter",
                 )
             )
-    tokenizer = _load_tokenizer(options.target)
-    return Models(target, drafter, calibration, tokenizer, _eos_ids(target))
+    tokenizer = load_tokenizer(options.target)
+    return Models(target, drafter, calibration, tokenizer, eos_ids(target))
 
 
 def check_device(name: str) -> str:
@@ -93,7 +93,8 @@ def check_device(name: str) -> str:
     return name
 
 
-def _load_tokenizer(folder: Path) -> Any:
+def load_tokenizer(folder: Path) -> Any:
+    """Return the tokenizer of a target folder, None where it has none; raises `InputError`."""
     if not (folder / "tokenizer.json").exists() and not (folder / "tokenizer_config.json").exists():
         return None
     from transformers import AutoTokenizer
@@ -104,7 +105,8 @@ def _load_tokenizer(folder: Path) -> Any:
         raise InputError(Fault(f"its tokenizer cannot be loaded: {str(fault).splitlines()[0]}", str(folder))) from None
 
 
-def _eos_ids(target: HfTarget) -> frozenset[int]:
+def eos_ids(target: HfTarget) -> frozenset[int]:
+    """Return the target's own stop tokens."""
     config = getattr(target.model, "generation_config", None) or target.model.config
     eos = getattr(config, "eos_token_id", None)
     return frozenset(eos if isinstance(eos, list) else [] if eos is None else [eos])

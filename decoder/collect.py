@@ -1,0 +1,243 @@
+"""``python -m decoder.collect``: let a target write, and keep its text and hidden states for training and judging."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from decoder.errors import Fault, InputError
+from profiles.errors import exit_code_of
+
+if TYPE_CHECKING:
+    from decoder.lab.prompts import Document
+    from decoder.lab.writing import Prompt
+
+DESCRIPTION = """Let a target write text and keep it with the hidden states that drafters learn from.
+
+Shards of documents appear one by one; a run that was stopped goes on where it was, with the same result."""
+EXAMPLE = "python -m decoder.collect --target smollm2 --tokens 500000"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    parser = argparse.ArgumentParser(
+        prog="python -m decoder.collect",
+        description=DESCRIPTION,
+        epilog=f"example:\n  {EXAMPLE}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--target", required=True, metavar="NAME", help="smollm2, tiny, or a local Hugging Face folder")
+    parser.add_argument(
+        "--text",
+        choices=("written", "corpus"),
+        default="written",
+        help="written: the target answers each prompt (default); corpus: it reads the answer that a person wrote",
+    )
+    parser.add_argument("--domains", default="code,math,chat", metavar="LIST", help="default: code,math,chat")
+    parser.add_argument("--split", choices=("train", "held_out"), default="train", help="default: train")
+    parser.add_argument("--tokens", type=int, default=500_000, metavar="N", help="answer tokens wanted (default: 500000)")
+    parser.add_argument("--temperature", type=float, default=1.0, help="0 is greedy (default: 1)")
+    parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="longest answer (default: 256)")
+    parser.add_argument(
+        "--layers", metavar="LIST", help="layers whose outputs are kept, from 0 (default: five, evenly, and the last)"
+    )
+    parser.add_argument("--group", type=int, default=192, metavar="N", help="documents a shard, decoded at once")
+    parser.add_argument("--seed", type=int, default=0, help="of every draw (default: 0)")
+    parser.add_argument("--lab", type=Path, default=Path("lab"), metavar="DIR", help="where it lies (default: lab)")
+    parser.add_argument("--device", default="cpu", metavar="NAME", help="cpu, cuda or cuda:N (default: cpu)")
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the reported numbers as JSON too")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    options = make_parser().parse_args(arguments)
+    return exit_code_of(lambda: _run(options))
+
+
+def default_layers(num_layers: int) -> tuple[int, ...]:
+    """Return five layers, evenly from the second to the last but one, and the last."""
+    first, last = min(1, num_layers - 1), max(num_layers - 2, 0)
+    return tuple(sorted({round(first + (last - first) * part / 4) for part in range(5)} | {num_layers - 1}))
+
+
+def _run(options: argparse.Namespace) -> int:
+    for key in ("tokens", "max_new_tokens", "group"):
+        if getattr(options, key) < 1:
+            raise InputError(Fault(f"expected at least 1 (got {getattr(options, key)})", key=f"--{key.replace('_', '-')}"))
+    if options.temperature < 0:
+        raise InputError(Fault(f"expected 0 or more (got {options.temperature})", key="--temperature"))
+    import platform
+
+    import torch
+    import transformers
+    from tqdm import tqdm
+
+    from decoder.lab.store import (
+        Meta,
+        bytes_per_token,
+        count_tokens,
+        open_folder,
+        save_shard,
+        shard_path,
+    )
+    from decoder.lab.targets import target_folder, target_name, target_sha256
+    from decoder.lab.writing import read_group, write_group
+    from decoder.loading import check_device, eos_ids, load_tokenizer
+    from decoder.target import load_target
+
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    folder = target_folder(options.target, options.lab)
+    target = load_target(folder, device=check_device(options.device))
+    tokenizer = load_tokenizer(folder)
+    if tokenizer is None:
+        raise InputError(Fault("holds no tokenizer; prompts cannot be asked", str(folder)))
+    layers = _layers(options.layers, target.num_layers)
+    out = options.lab / target_name(options.target) / "text" / folder_name(options.text, options.temperature, options.split)
+    meta = Meta(
+        target=target_name(options.target),
+        target_sha256=target_sha256(folder),
+        layers=layers,
+        hidden_size=target.hidden_size,
+        text=options.text,
+        temperature=options.temperature if options.text == "written" else 0.0,
+        max_new_tokens=options.max_new_tokens,
+        split=options.split,
+        seed=options.seed,
+        dtype=str(target.dtype).removeprefix("torch."),
+        versions={
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "device": torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else "cpu",
+        },
+    )
+    per_token = bytes_per_token(len(layers), target.hidden_size)
+    free = shutil.disk_usage(_existing(options.lab)).free
+    # Prompts are kept too; they are shorter than what is written.
+    expected = 2 * options.tokens * per_token
+    print(
+        f"features of layers {', '.join(map(str, layers))}: {per_token} bytes a token, at most {expected / 1e9:.1f} GB "
+        f"for {options.tokens} answer tokens and their prompts ({free / 1e9:.1f} GB free)",
+        file=sys.stderr,
+    )
+    if expected > free:
+        raise InputError(Fault(f"needs up to {expected / 1e9:.1f} GB; {free / 1e9:.1f} GB are free", str(options.lab)))
+    open_folder(out, meta)
+    eos = eos_ids(target)
+    rows = written = shards = 0
+    began = time.perf_counter()
+    with tqdm(total=options.tokens, unit="tok", disable=None) as bar:
+        for index, group in enumerate(_groups(options, tokenizer, target.max_context_tokens)):
+            if written >= options.tokens:
+                break
+            path = shard_path(out, index)
+            if not path.exists():
+                if options.text == "written":
+                    texts = write_group(
+                        target,
+                        group,
+                        layers=layers,
+                        eos_ids=eos,
+                        max_new_tokens=options.max_new_tokens,
+                        temperature=options.temperature,
+                        seed=options.seed,
+                    )
+                else:
+                    texts = [
+                        text
+                        for start in range(0, len(group), 8)
+                        for text in read_group(target, group[start : start + 8], layers=layers)
+                    ]
+                save_shard(path, texts)
+            more_rows, more = count_tokens(path)
+            rows, written, shards = rows + more_rows, written + more, shards + 1
+            bar.update(more)
+    if written < options.tokens:
+        print(f"the prompts ran out: {written} answer tokens of {options.tokens} asked for", file=sys.stderr)
+    report = {
+        "folder": str(out),
+        "shards": shards,
+        "rows": rows,
+        "answer_tokens": written,
+        "bytes": rows * per_token,
+        "wall_s": time.perf_counter() - began,
+    }
+    print(f"{out}: {shards} shards, {rows} rows, {written} answer tokens, {rows * per_token / 1e9:.2f} GB")
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def folder_name(text: str, temperature: float, split: str) -> str:
+    """Return where text of one kind lies: ``written-t1-train``, ``corpus-held_out``."""
+    return f"corpus-{split}" if text == "corpus" else f"written-t{temperature:g}-{split}"
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path if path.exists() else Path()
+
+
+def _layers(text: str | None, num_layers: int) -> tuple[int, ...]:
+    if text is None:
+        return default_layers(num_layers)
+    try:
+        layers = tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        layers = ()
+    if not layers or layers[0] < 0 or layers[-1] >= num_layers:
+        raise InputError(Fault(f"expected layers from 0 to {num_layers - 1}, as '1,8,29' (got '{text}')", key="--layers"))
+    return layers
+
+
+def _groups(options: argparse.Namespace, tokenizer: Any, longest: int) -> Iterator[list[Prompt]]:
+    """Yield groups of prompts, the domains taking turns."""
+    from decoder.lab.prompts import load_documents
+
+    pools = [
+        [document for document in load_documents(domain) if document.split == options.split]
+        for domain in options.domains.split(",")
+    ]
+    queue: list[Document] = []
+    for turn in range(max(map(len, pools))):
+        queue += [pool[turn] for pool in pools if turn < len(pool)]
+    # In whole groups, so that the shards of a longer run begin as those of a shorter one.
+    for start in range(0, len(queue), options.group):
+        group = [make_prompt(document, tokenizer, options.text) for document in queue[start : start + options.group]]
+        yield [
+            prompt
+            for prompt in group
+            if len(prompt.token_ids) + max(options.max_new_tokens, len(prompt.answer_ids or ())) <= longest
+        ]
+
+
+def make_prompt(document: Document, tokenizer: Any, text: str) -> Prompt:
+    """Put a document into the target's chat template; without one, its turns stand a paragraph each."""
+    from decoder.lab.writing import Prompt
+
+    if getattr(tokenizer, "chat_template", None):
+        roles = ("user", "assistant")
+        messages = [{"role": roles[turn % 2], "content": said} for turn, said in enumerate(document.turns)]
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    else:
+        ids = tokenizer("\n\n".join(document.turns) + "\n\n").input_ids
+    answer = None
+    if text == "corpus":
+        answer = tuple(tokenizer(document.answer, add_special_tokens=False).input_ids)
+        if tokenizer.eos_token_id is not None:
+            answer = (*answer, tokenizer.eos_token_id)
+    return Prompt(document.name, document.domain, tuple(ids), answer)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
