@@ -29,8 +29,14 @@ class ChainNet(Protocol):
         """Turn the target's features ``[rows, layers * hidden_size]`` into states, ``[rows, hidden_size]``."""
         ...
 
-    def rows(self, token_ids: Tensor, states: Tensor, positions: Tensor, cache: KvCache) -> Tensor:
-        """Append rows to ``cache`` and return their states, ``[rows, hidden_size]``; causal among themselves."""
+    def rows(
+        self, token_ids: Tensor, states: Tensor, positions: Tensor, cache: KvCache, mask: Tensor | None = None
+    ) -> Tensor:
+        """Append rows to ``cache`` and return their states, ``[rows, hidden_size]``.
+
+        They are causal among themselves, unless ``mask`` (bool, ``[rows, all rows of the cache]``) says where each may
+        look.
+        """
         ...
 
     def logits(self, states: Tensor) -> Tensor:

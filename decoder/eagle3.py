@@ -44,14 +44,18 @@ class Eagle3Net(nn.Module):
         out: Tensor = self.fc(features.to(self.fc.weight.dtype))
         return out
 
-    def rows(self, token_ids: Tensor, states: Tensor, positions: Tensor, cache: KvCache) -> Tensor:
+    def rows(
+        self, token_ids: Tensor, states: Tensor, positions: Tensor, cache: KvCache, mask: Tensor | None = None
+    ) -> Tensor:
         """Append rows; see `ChainNet`."""
         layer = self.layers[0]
         assert isinstance(layer, Eagle3Layer)
         x = layer.inputs(self.embed_tokens(token_ids), states)[None]
         cos, sin = self.rotary(positions[None], x.dtype)
         keys, values = cache.append(0, *layer.self_attn.keys_values(x, cos, sin))
-        y = states[None] + layer.self_attn(x, cos, sin, keys, values, causal_mask(x.shape[1], keys.shape[-2], x.device))
+        if mask is None:
+            mask = causal_mask(x.shape[1], keys.shape[-2], x.device)
+        y = states[None] + layer.self_attn(x, cos, sin, keys, values, mask)
         out: Tensor = (y + layer.mlp(layer.post_attention_layernorm(y)))[0]
         return out
 

@@ -48,7 +48,9 @@ class MtpNet(nn.Module):
         """Take the target's state as it is; see `ChainNet`."""
         return features.to(self.eh_proj.weight.dtype)
 
-    def rows(self, token_ids: Tensor, states: Tensor, positions: Tensor, cache: KvCache) -> Tensor:
+    def rows(
+        self, token_ids: Tensor, states: Tensor, positions: Tensor, cache: KvCache, mask: Tensor | None = None
+    ) -> Tensor:
         """Append rows; see `ChainNet`."""
         merged = torch.cat([self.enorm(self.embed_tokens(token_ids)), self.hnorm(states)], -1)
         x = self.eh_proj(merged)[None]
@@ -57,7 +59,8 @@ class MtpNet(nn.Module):
             assert isinstance(layer, MtpLayer)
             normed = layer.input_layernorm(x)
             keys, values = cache.append(index, *layer.self_attn.keys_values(normed, cos, sin))
-            mask = causal_mask(x.shape[1], keys.shape[-2], x.device)
+            if mask is None:
+                mask = causal_mask(x.shape[1], keys.shape[-2], x.device)
             x = x + layer.self_attn(normed, cos, sin, keys, values, mask)
             x = x + layer.mlp(layer.post_attention_layernorm(x))
         out: Tensor = x[0]
