@@ -50,6 +50,9 @@ def make_parser() -> argparse.ArgumentParser:
         "--layers", metavar="LIST", help="layers whose outputs are kept, from 0 (default: five, evenly, and the last)"
     )
     parser.add_argument("--group", type=int, default=192, metavar="N", help="documents a shard, decoded at once")
+    parser.add_argument(
+        "--part", default="1/1", metavar="I/N", help="write every Nth shard: N runs side by side share the work"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of every draw (default: 0)")
     parser.add_argument("--lab", type=Path, default=Path("lab"), metavar="DIR", help="where it lies (default: lab)")
     parser.add_argument("--device", default="cpu", metavar="NAME", help="cpu, cuda or cuda:N (default: cpu)")
@@ -76,6 +79,7 @@ def _run(options: argparse.Namespace) -> int:
             raise InputError(
                 Fault(f"expected at least 1 (got {getattr(options, key)})", key=f"--{key.replace('_', '-')}")
             )
+    part, parts = _part(options.part)
     if options.temperature < 0:
         raise InputError(Fault(f"expected 0 or more (got {options.temperature})", key="--temperature"))
     import platform
@@ -138,12 +142,15 @@ def _run(options: argparse.Namespace) -> int:
         raise InputError(Fault(f"needs up to {expected / 1e9:.1f} GB; {free / 1e9:.1f} GB are free", str(options.lab)))
     open_folder(out, meta)
     eos = eos_ids(target)
+    wanted = -(-options.tokens // parts)
     rows = written = shards = 0
     began = time.perf_counter()
-    with tqdm(total=options.tokens, unit="tok", disable=None) as bar:
+    with tqdm(total=wanted, unit="tok", disable=None) as bar:
         for index, group in enumerate(_groups(options, tokenizer, target.max_context_tokens)):
-            if written >= options.tokens:
+            if written >= wanted:
                 break
+            if index % parts != part:
+                continue
             path = shard_path(out, index)
             if not path.exists():
                 if options.text == "written":
@@ -166,8 +173,8 @@ def _run(options: argparse.Namespace) -> int:
             more_rows, more = count_tokens(path)
             rows, written, shards = rows + more_rows, written + more, shards + 1
             bar.update(more)
-    if written < options.tokens:
-        print(f"the prompts ran out: {written} answer tokens of {options.tokens} asked for", file=sys.stderr)
+    if written < wanted:
+        print(f"the prompts ran out: {written} answer tokens of {wanted} asked for", file=sys.stderr)
     report = {
         "folder": str(out),
         "shards": shards,
@@ -180,6 +187,14 @@ def _run(options: argparse.Namespace) -> int:
     if options.json:
         options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return 0
+
+
+def _part(text: str) -> tuple[int, int]:
+    """Return which part of how many, from 0."""
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise InputError(Fault(f"expected I/N with I from 1 to N, as '1/2' (got '{text}')", key="--part"))
+    return int(part) - 1, int(parts)
 
 
 def folder_name(text: str, temperature: float, split: str) -> str:
@@ -210,11 +225,9 @@ def _layers(text: str | None, num_layers: int) -> tuple[int, ...]:
 def _groups(options: argparse.Namespace, tokenizer: Any, longest: int) -> Iterator[list[Prompt]]:
     """Yield groups of prompts, the domains taking turns."""
     from decoder.lab.prompts import load_documents
+    from decoder.lab.writing import make_prompt
 
-    pools = [
-        [document for document in load_documents(domain) if document.split == options.split]
-        for domain in options.domains.split(",")
-    ]
+    pools = [load_documents(domain, options.split) for domain in options.domains.split(",")]
     queue: list[Document] = []
     for turn in range(max(map(len, pools))):
         queue += [pool[turn] for pool in pools if turn < len(pool)]
@@ -226,24 +239,6 @@ def _groups(options: argparse.Namespace, tokenizer: Any, longest: int) -> Iterat
             for prompt in group
             if len(prompt.token_ids) + max(options.max_new_tokens, len(prompt.answer_ids or ())) <= longest
         ]
-
-
-def make_prompt(document: Document, tokenizer: Any, text: str) -> Prompt:
-    """Put a document into the target's chat template; without one, its turns stand a paragraph each."""
-    from decoder.lab.writing import Prompt
-
-    if getattr(tokenizer, "chat_template", None):
-        roles = ("user", "assistant")
-        messages = [{"role": roles[turn % 2], "content": said} for turn, said in enumerate(document.turns)]
-        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    else:
-        ids = tokenizer("\n\n".join(document.turns) + "\n\n").input_ids
-    answer = None
-    if text == "corpus":
-        answer = tuple(tokenizer(document.answer, add_special_tokens=False).input_ids)
-        if tokenizer.eos_token_id is not None:
-            answer = (*answer, tokenizer.eos_token_id)
-    return Prompt(document.name, document.domain, tuple(ids), answer)
 
 
 if __name__ == "__main__":
