@@ -1,0 +1,294 @@
+"""Steps of AdamW, with a state on disk from which a run goes on as if it had never stopped.
+
+A step is a function of the state before it, the seed and its number: which documents it reads and which anchors it
+draws do not depend on what came before. So a run that was killed ends with the same bytes as one that was not, as long
+as its budget is counted in steps or tokens; a budget in minutes decides the learning rate by the clock.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from decoder.errors import Fault, InputError
+from decoder.training.batches import TrainingText
+from decoder.training.objective import Objective
+
+STATE = "state.safetensors"
+METRICS = "metrics.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopSettings:
+    """How a drafter is trained; exactly one of the budgets ``steps``, ``tokens`` (of answers, with repetition) and
+    ``minutes`` (of this machine) is given.
+
+    ``documents`` a step; ``learning_rate`` at its highest, after ``warmup_steps`` in a line and before it falls as a
+    half cosine to a twentieth; ``clip``: largest norm of the gradient. Weight decay applies to matrices.
+    """
+
+    seed: int = 0
+    documents: int = 8
+    steps: int | None = None
+    tokens: int | None = None
+    minutes: float | None = None
+    learning_rate: float = 1e-3
+    warmup_steps: int = 50
+    weight_decay: float = 0.01
+    clip: float = 1.0
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a run is: steps done, answer tokens read, seconds spent on steps."""
+
+    steps: int = 0
+    tokens: int = 0
+    elapsed_s: float = 0.0
+
+    def share(self, settings: LoopSettings) -> float:
+        """Return the part of the budget that is used, from 0."""
+        if settings.steps is not None:
+            return self.steps / settings.steps
+        if settings.tokens is not None:
+            return self.tokens / settings.tokens
+        assert settings.minutes is not None
+        return self.elapsed_s / (60 * settings.minutes)
+
+
+def learning_rate(settings: LoopSettings, progress: Progress) -> float:
+    """Return the rate of the next step."""
+    warm = min(1.0, (progress.steps + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
+    cosine = 0.5 * (1 + math.cos(math.pi * min(progress.share(settings), 1.0)))
+    return settings.learning_rate * warm * (0.05 + 0.95 * cosine)
+
+
+def mixed_precision(device: torch.device) -> torch.dtype | None:
+    """Return bfloat16 where the device multiplies it in hardware, else None: emulated, it is slower than float32."""
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else None
+    has = (torch.cpu._is_amx_tile_supported(), torch.cpu._is_avx512_bf16_supported())
+    return torch.bfloat16 if any(has) else None
+
+
+def train(
+    objective: Objective,
+    text: TrainingText,
+    settings: LoopSettings,
+    folder: Path,
+    *,
+    device: torch.device,
+    save_every_s: float = 120.0,
+    facts: dict[str, Any] | None = None,
+    stop_after: int | None = None,
+) -> Progress:
+    """Train until the budget is used up, or Ctrl-C; return how far it came.
+
+    Parameters
+    ----------
+    objective, text, settings
+    folder : path
+        Holds ``state.safetensors`` and ``metrics.jsonl``; a run that was begun there goes on.
+    device : torch.device
+    save_every_s : float
+        Seconds between states on disk.
+    facts : dict, optional
+        What the state must agree on besides the settings (the drafter's shape, the text's digest).
+    stop_after : int, optional
+        Stop after this many steps of this call, with the state saved.
+
+    Raises `InputError` where the folder's state is of another run, where the loss is no longer finite, or where the
+    disk is full.
+    """
+    parameters = objective.parameters()
+    decayed = [value for value in parameters.values() if value.ndim > 1]
+    plain = [value for value in parameters.values() if value.ndim <= 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}],
+        lr=settings.learning_rate,
+        betas=(0.9, 0.95),
+        fused=True,
+    )
+    identity = {"kind": objective.kind, "settings": asdict(settings), "facts": facts or {}}
+    folder.mkdir(parents=True, exist_ok=True)
+    progress = _load_state(folder / STATE, parameters, optimizer, identity)
+    _cut_metrics(folder / METRICS, progress.steps)
+    half = mixed_precision(device)
+    steps = islice(text.plan(settings.documents, settings.seed), progress.steps, None)
+    saved_at, began = time.monotonic(), progress.steps
+    with _Interrupt() as interrupt, (folder / METRICS).open("a", encoding="utf-8") as log, _bar(settings) as bar:
+        bar.update(progress.share(settings) * bar.total)
+        while progress.share(settings) < 1 and not interrupt.seen:
+            if stop_after is not None and progress.steps - began >= stop_after:
+                break
+            started = time.perf_counter()
+            batch = text.batch(next(steps), objective.feature_layers)
+            rate = learning_rate(settings, progress)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            with torch.autocast(device.type, half) if half else nullcontext():
+                loss, metrics = objective.loss(
+                    batch.to(device), np.random.default_rng((settings.seed, 0, progress.steps))
+                )
+            loss.backward()  # type: ignore[no-untyped-call]
+            norm = float(nn.utils.clip_grad_norm_(parameters.values(), settings.clip))
+            if not math.isfinite(norm):
+                raise InputError(
+                    Fault(f"the loss is not finite any more, at step {progress.steps}", key="--learning-rate")
+                )
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            before = progress.share(settings)
+            progress.steps += 1
+            progress.tokens += int(batch.answer.sum())
+            progress.elapsed_s += time.perf_counter() - started
+            line = {
+                "step": progress.steps,
+                "tokens": progress.tokens,
+                "elapsed_s": round(progress.elapsed_s, 3),
+                "learning_rate": rate,
+                "gradient_norm": norm,
+                **metrics,
+            }
+            log.write(json.dumps(line) + "\n")
+            bar.update((min(progress.share(settings), 1.0) - before) * bar.total)
+            bar.set_postfix({key: f"{metrics[key]:.3f}" for key in ("loss", "accepted_length") if key in metrics})
+            if time.monotonic() - saved_at >= save_every_s:
+                log.flush()
+                _save_state(folder / STATE, parameters, optimizer, identity, progress)
+                saved_at = time.monotonic()
+    _save_state(folder / STATE, parameters, optimizer, identity, progress)
+    return progress
+
+
+def _bar(settings: LoopSettings) -> Any:
+    total, unit = (
+        (settings.steps, "step")
+        if settings.steps is not None
+        else (settings.tokens, "token")
+        if settings.tokens is not None
+        else (60 * (settings.minutes or 0), "s")
+    )
+    form = "{l_bar}{bar}| {n:.0f}/{total:.0f} {unit} [{elapsed}<{remaining}{postfix}]"
+    return tqdm(total=total, unit=unit, desc="train", disable=None, bar_format=form)
+
+
+class _Interrupt:
+    """Turns Ctrl-C into a flag, so that no step is cut in half; a second one ends the program."""
+
+    def __init__(self) -> None:
+        self.seen = False
+        self._before: Any = None
+
+    def __enter__(self) -> _Interrupt:
+        try:
+            self._before = signal.signal(signal.SIGINT, self._note)
+        except ValueError:  # not the main thread: nobody interrupts here
+            self._before = None
+        return self
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.seen = True
+        signal.signal(signal.SIGINT, self._before)
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+
+#: What AdamW keeps of each parameter.
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+
+
+def _save_state(
+    path: Path,
+    parameters: Any,
+    optimizer: torch.optim.Optimizer,
+    identity: dict[str, Any],
+    progress: Progress,
+) -> None:
+    tensors: dict[str, Tensor] = {}
+    for name, value in parameters.items():
+        tensors[f"parameter.{name}"] = value.detach().cpu().contiguous()
+        for moment in _MOMENTS:
+            if moment in optimizer.state[value]:
+                tensors[f"{moment}.{name}"] = optimizer.state[value][moment].cpu().contiguous()
+    part = path.with_name(f".{path.name}.part")
+    try:
+        save_file(tensors, part, metadata={"identity": json.dumps(identity), "progress": json.dumps(asdict(progress))})
+        part.replace(path)
+    except (OSError, SafetensorError) as fault:
+        part.unlink(missing_ok=True)
+        raise InputError(Fault(f"cannot be written: {fault}", str(path))) from None
+
+
+def _load_state(path: Path, parameters: Any, optimizer: torch.optim.Optimizer, identity: dict[str, Any]) -> Progress:
+    if not path.exists():
+        return Progress()
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata()
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as fault:
+        raise InputError(Fault(f"cannot be read: {fault}", str(path))) from None
+    found = json.loads(metadata["identity"])
+    faults = list(_differences(found, json.loads(json.dumps(identity)), str(path)))
+    if faults:
+        raise InputError(*faults)
+    progress = Progress(**json.loads(metadata["progress"]))
+    for name, value in parameters.items():
+        with torch.no_grad():
+            value.copy_(tensors[f"parameter.{name}"])
+        if f"exp_avg.{name}" in tensors:
+            optimizer.state[value] = {moment: tensors[f"{moment}.{name}"].to(value.device) for moment in _MOMENTS}
+    return progress
+
+
+def _differences(found: Any, wanted: Any, file: str, key: str = "") -> Iterator[Fault]:
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        for part in sorted(found.keys() | wanted.keys()):
+            yield from _differences(found.get(part), wanted.get(part), file, f"{key}.{part}".lstrip("."))
+    elif found != wanted:
+        yield Fault(
+            f"this run was begun with {found}; asked for now: {wanted} (another --out begins anew)", file, key=key
+        )
+
+
+def _cut_metrics(path: Path, steps: int) -> None:
+    """Drop what was logged after the state was saved."""
+    if not path.exists():
+        return
+    lines = path.read_text(encoding="utf-8").splitlines()
+    kept = [line for line in lines if line.startswith("{") and line.endswith("}") and json.loads(line)["step"] <= steps]
+    part = path.with_name(f".{path.name}.part")
+    part.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+    part.replace(path)
+
+
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    """Return what was logged, a step a line."""
+    return [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines()]
+
+
+def mean_of_last(lines: Sequence[dict[str, float]], share: float = 0.05) -> dict[str, float]:
+    """Return the means of the last ``share`` of the steps, weighted by their positions."""
+    last = lines[-max(1, round(len(lines) * share)) :]
+    weights = np.array([line.get("positions", 1.0) for line in last])
+    names = [name for name in last[0] if name not in ("step", "tokens", "elapsed_s", "learning_rate", "positions")]
+    return {name: float(np.average([line[name] for line in last], weights=weights)) for name in names}
