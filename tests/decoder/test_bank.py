@@ -1,0 +1,111 @@
+"""Blocks at every place of a text: what the decoder would draft there, judged exactly."""
+
+import numpy as np
+import pytest
+import torch
+
+from decoder.lab.bank import Judged, judge_text, places_of
+from decoder.lab.store import Text
+from tests.decoder.toys import DRAFTER_KINDS, TableTarget, tiny_drafter
+
+V, LENGTH, PROMPT = 6, 3, 4
+
+
+def soft_table(seed=2, sharp=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.softmax(sharp * torch.randn(V, V, generator=generator, dtype=torch.float64), -1)
+
+
+def make_text(table, tokens=40, seed=3, greedy=False):
+    """Let a table write: a prompt of PROMPT tokens, then what it says."""
+    rng = np.random.default_rng(seed)
+    ids = list(rng.integers(0, V, PROMPT))
+    while len(ids) < tokens:
+        row = table[ids[-1]].numpy()
+        ids.append(int(row.argmax()) if greedy else int(rng.choice(V, p=row)))
+    ids = torch.tensor(ids)
+    return Text("toy", "code", PROMPT, ids[:-1], ids[1:], torch.zeros(0))
+
+
+class Dictated:
+    """A sampler that draws what the text says, and keeps what it was shown."""
+
+    def __init__(self, token_ids):
+        self.token_ids = list(token_ids)
+        self.logits = []
+
+    def draw(self, logits):
+        self.logits.append(logits)
+        return int(self.token_ids[len(self.logits) - 1])
+
+
+def judged_by(kind, *, temperature=1.0, text=None):
+    target, drafter = TableTarget(soft_table()), tiny_drafter(kind, V, LENGTH)
+    text = text or make_text(soft_table(), greedy=temperature == 0)
+    features = target.forward(text.token_ids.tolist(), target.new_cache(), drafter.feature_layers).features
+    probs = target.table[text.token_ids[PROMPT:]]
+    judged = judge_text(text, drafter, features, probs, temperature=temperature, draft_length=LENGTH)
+    return judged, target, drafter, text, features
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+@pytest.mark.parametrize("kind", DRAFTER_KINDS)
+def test_a_place_is_what_the_decoder_drafts_there(kind, temperature):
+    judged, target, drafter, text, features = judged_by(kind, temperature=temperature)
+    tokens = [*text.token_ids.tolist(), int(text.next_ids[-1])]
+    places = list(places_of(text, LENGTH))
+    assert len(judged.place) == len(places) == len(tokens) - PROMPT - LENGTH
+    for row in (0, 1, 17, len(places) - 1):
+        anchor = places[row]
+        drafting = drafter.start()
+        drafting.advance(tokens[:anchor], features[:anchor], tokens[anchor])
+        sampler = Dictated(tokens[anchor + 1 :])
+        confidence = drafting.propose(tokens[anchor], LENGTH, sampler)
+        np.testing.assert_allclose(judged.confidence_logits[row], confidence, atol=1e-9)
+        for k, logits in enumerate(sampler.logits):
+            p = target.table[tokens[anchor + k]]
+            if temperature == 0:
+                want = token_want = float(int(logits.argmax()) == tokens[anchor + k + 1])
+            else:
+                q = torch.softmax(logits, -1)
+                want = float(torch.minimum(p, q).sum())
+                token = tokens[anchor + k + 1]
+                token_want = min(1.0, float(q[token] / p[token]))
+            assert judged.chance[row, k] == pytest.approx(want, abs=1e-9)
+            assert judged.token_chance[row, k] == pytest.approx(token_want, abs=1e-9)
+
+
+def test_blocks_do_not_look_at_each_other(monkeypatch):
+    """One pass or many: the same numbers."""
+    whole, *_ = judged_by("dspark_gated")
+    monkeypatch.setattr("decoder.lab.bank.ROWS_AT_ONCE", 5)
+    pieces, *_ = judged_by("dspark_gated")
+    for name in ("confidence_logits", "chance", "token_chance"):
+        np.testing.assert_allclose(getattr(whole, name), getattr(pieces, name), atol=1e-12)
+    np.testing.assert_array_equal(whole.outcome, pieces.outcome)
+
+
+def test_the_chance_is_the_mean_over_what_the_target_might_have_said():
+    """1 - TV = sum over x of p(x) min(1, q(x)/p(x)): only the first draft token's own distribution is left alone."""
+    target = TableTarget(soft_table())
+    text = make_text(soft_table())
+    chances, weighed = [], 0.0
+    for token in range(V):
+        next_ids = text.next_ids.clone()
+        next_ids[PROMPT] = token
+        token_ids = text.token_ids.clone()
+        token_ids[PROMPT + 1] = token
+        judged, *_ = judged_by("dspark_rnn", text=Text("toy", "code", PROMPT, token_ids, next_ids, torch.zeros(0)))
+        chances.append(judged.chance[0, 0])
+        weighed += float(target.table[text.token_ids[PROMPT], token]) * judged.token_chance[0, 0]
+    np.testing.assert_allclose(chances, chances[0])
+    assert weighed == pytest.approx(chances[0], abs=1e-12)
+
+
+def test_outcomes_follow_their_chance():
+    judged: Judged
+    text = make_text(soft_table(), tokens=4000)
+    judged, *_ = judged_by("dflash", text=text)
+    rows = slice(None, None, LENGTH)  # blocks that share no position share no luck
+    expected, variance = judged.token_chance[rows].sum(), (judged.token_chance * (1 - judged.token_chance))[rows].sum()
+    assert abs(judged.outcome[rows].sum() - expected) < 4.9 * variance**0.5  # false alarm: 1e-6
