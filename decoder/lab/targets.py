@@ -27,6 +27,13 @@ def target_folder(name: Path | str, lab: Path = LAB) -> Path:
         if not (folder / "config.json").exists():
             _unpack_smollm2(folder)
         return folder
+    if str(name) == TINY:
+        folder = lab / TINY / "target"
+        if not (folder / "config.json").exists():
+            from decoder.lab.tiny import make_tiny
+
+            make_tiny(folder)
+        return folder
     return Path(name)
 
 

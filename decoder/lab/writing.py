@@ -21,6 +21,7 @@ from transformers.masking_utils import sdpa_mask
 
 from decoder.chance import KeyedLuck
 from decoder.errors import Fault, TargetError
+from decoder.lab.prompts import Document
 from decoder.lab.store import FLOAT16_MAX, Text
 from decoder.target import HfTarget
 
@@ -94,6 +95,22 @@ class Prompt:
     domain: str
     token_ids: tuple[int, ...]
     answer_ids: tuple[int, ...] | None = None
+
+
+def make_prompt(document: Document, tokenizer: Any, text: str) -> Prompt:
+    """Put a document into the target's chat template; without one, its turns stand a paragraph each."""
+    if getattr(tokenizer, "chat_template", None):
+        roles = ("user", "assistant")
+        messages = [{"role": roles[turn % 2], "content": said} for turn, said in enumerate(document.turns)]
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    else:
+        ids = tokenizer("\n\n".join(document.turns) + "\n\n").input_ids
+    answer = None
+    if text == "corpus":
+        answer = tuple(tokenizer(document.answer, add_special_tokens=False).input_ids)
+        if tokenizer.eos_token_id is not None:
+            answer = (*answer, tokenizer.eos_token_id)
+    return Prompt(document.name, document.domain, tuple(ids), answer)
 
 
 @torch.inference_mode()
