@@ -22,7 +22,6 @@ from profiles.reading import short
 from sim.build import Plant, profile_digests
 from sim.cells import Cell, CellResult, Work
 from sim.errors import Fault, InputError
-from sim.fleet import RunResult
 from sim.output import versions, write_json
 from sim.scenario import Scenario, at_point, parsed, resolved
 from sim.workload.length_source import PairsOfTrace
@@ -93,7 +92,7 @@ class CellStore:
             if data["sweep"] != self.digest:
                 raise ValueError("of another sweep")
             metrics = {name: _number(value) for name, value in data["metrics"].items()}
-            return CellResult(cell, metrics, {}, RunResult({}, {}), data["trace_rows"], tuple(data["caveats"]))
+            return CellResult(cell, metrics, {}, data["trace_rows"], tuple(data["caveats"]))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -180,5 +179,9 @@ def differences(old: Any, new: Any, key: str = "") -> Iterator[str]:
             yield from differences(one, other, f"{key}[{index}]")
     elif old != new:
         short_key = key.removeprefix("scenario.")
-        digests = key.startswith(("profiles.", "traces."))
-        yield f"{short_key}: the file changed" if digests else f"{short_key}: {short(old)}, now {short(new)}"
+        if key == "versions.code":
+            yield "the source of sim or profiles changed"
+        elif key.startswith(("profiles.", "traces.")):
+            yield f"{short_key}: the file changed"
+        else:
+            yield f"{short_key}: {short(old)}, now {short(new)}"

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from profiles.reading import Document, parse_path
-from sim.axes import LOAD, label_at, size
+from profiles.reading import Document, parse_path, short
+from sim.axes import LOAD, label_at, size, values_at
 from sim.build import Plant, build_engine, build_plant
 from sim.errors import ScenarioError
-from sim.fleet import RunResult, simulate
-from sim.metrics import Metrics, measure, windows
+from sim.fleet import simulate
+from sim.metrics import Measurement, Metrics, Timeline
+from sim.output import parquet_file, slugs
 from sim.recorder import Recorder
+from sim.records import Sink
 from sim.rng import Streams
-from sim.scenario import Scenario, at_point, at_swept_point, parsed
+from sim.scenario import Scenario, at_point, at_swept_point, label_of, parsed
 from sim.workload.base import RequestTable
 from sim.workload.build import build_requests, build_users
 from sim.workload.closed_loop import ClosedLoop, Users
@@ -38,26 +41,26 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """What a cell gave: metrics, time windows, and the records themselves."""
+    """What a cell gave: metrics and time windows."""
 
     cell: Cell
     metrics: Metrics
     series: Series
-    records: RunResult
     trace_rows: dict[str, int]
     caveats: tuple[str, ...]
-
-    def light(self) -> CellResult:
-        """Return the result without its records, for keeping many."""
-        return dataclasses.replace(self, records=RunResult({}, {}))
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A scenario ready to be cut into cells; ``strict`` refuses a trace with unusable rows."""
+    """A scenario ready to be cut into cells.
+
+    ``strict`` refuses a trace with unusable rows. ``records``: a folder for the records of all cells, each in its
+    `cell_folder`; None: they are measured as they pass by, and not kept.
+    """
 
     document: Document
     strict: bool = False
+    records: Path | None = None
 
     def cells(self) -> list[Cell]:
         """List all cells, policies innermost, so that a stop leaves whole comparisons."""
@@ -139,19 +142,45 @@ def run_cell(work: Work, cell: Cell, on_share: Callable[[float], None] | None = 
     ready = _shared(work, cell.point, cell.replication)
     scenario, plant = ready.scenario, ready.plant
     engine = build_engine(scenario, ready.document, plant, cell.policy, ready.traffic.domains, ready.streams)
-    records = simulate(
-        engine,
-        scenario.fleet.router,
-        scenario.fleet.replicas,
-        ready.traffic,
-        scenario.horizon,
-        ready.streams,
-        Recorder(scenario.records.steps),
-        None if on_share is None else lambda simulated_s: on_share(simulated_s / scenario.horizon),
-    )
-    metrics = measure(records.requests, records.steps, scenario.window, plant.gpus, scenario.objectives.bounds())
-    series = windows(records.requests, records.steps, scenario.horizon, scenario.records.window, plant.gpus)
-    return CellResult(cell, metrics, series, records, dict(ready.traffic.trace_rows), tuple(ready.traffic.caveats))
+    measurement = Measurement(scenario.window, plant.gpus, scenario.objectives.bounds())
+    timeline = Timeline(scenario.horizon, scenario.records.window, plant.gpus)
+    steps_to: list[Sink] = [measurement.add_steps, timeline.add_steps]
+    requests_to: list[Sink] = [measurement.add_requests, timeline.add_requests]
+    with ExitStack() as files:
+        if work.records is not None:
+            home = work.records / cell_folder(parsed(work.document), cell)
+            requests_to.append(files.enter_context(parquet_file(home / "requests.parquet")))
+            steps_to.append(files.enter_context(parquet_file(home / "steps.parquet")))
+        simulate(
+            engine,
+            scenario.fleet.router,
+            scenario.fleet.replicas,
+            ready.traffic,
+            scenario.horizon,
+            ready.streams,
+            Recorder(scenario.records.steps, steps_to, requests_to),
+            None if on_share is None else lambda simulated_s: on_share(simulated_s / scenario.horizon),
+        )
+    trace_rows, caveats = dict(ready.traffic.trace_rows), tuple(ready.traffic.caveats)
+    return CellResult(cell, measurement.metrics(), timeline.series(), trace_rows, caveats)
+
+
+def policy_folders(scenario: Scenario) -> list[str]:
+    """Return the folder of each policy."""
+    return slugs([label_of(policy) for policy in scenario.policies])
+
+
+def cell_folder(scenario: Scenario, cell: Cell) -> Path:
+    """Return the folder of a cell: its policy's, then swept point and replication, where there are several."""
+    folder = Path(policy_folders(scenario)[cell.policy])
+    if cell.point is not None:
+        names = [axis.key.split(".")[-1] for axis in scenario.axes]
+        points = [values_at(scenario.axes, point) for point in range(size(scenario.axes))]
+        labels = [
+            "_".join(f"{name}_{short(one)}" for name, one in zip(names, values, strict=True)) for values in points
+        ]
+        folder /= slugs(labels)[cell.point]
+    return folder / f"replication_{cell.replication}" if scenario.replications > 1 else folder
 
 
 def check_engines(work: Work, points: Iterable[int | None]) -> list[Plant]:
@@ -179,7 +208,8 @@ def _shared(work: Work, point: int | None, replication: int) -> Prepared:
     """Keep the last preparation: neighbouring cells differ in their policy alone."""
     if _prepared:
         last_work, *last, ready = _prepared[0]
-        if last == [point, replication] and last_work is work:
+        same = last_work.document is work.document and last_work.strict == work.strict
+        if last == [point, replication] and same:
             return ready
     ready = prepare(work, point, replication)
     _prepared[:] = [(work, point, replication, ready)]

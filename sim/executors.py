@@ -78,8 +78,8 @@ class Executor(Protocol):
         """End all processes, at once."""
         ...
 
-    def run(self, work: Work, cells: Sequence[Cell], on_progress: OnProgress, *, light: bool = False) -> Iterator[Done]:
-        """Run cells and yield each as it ends; ``light`` leaves out the records."""
+    def run(self, work: Work, cells: Sequence[Cell], on_progress: OnProgress) -> Iterator[Done]:
+        """Run cells and yield each as it ends."""
         ...
 
 
@@ -99,7 +99,7 @@ def progress_bar(name: str, total: int, before: int = 0) -> Iterator[OnProgress]
         yield show
 
 
-def attempt(work: Work, cell: Cell, light: bool, on_share: OnProgress | None = None) -> Done:
+def attempt(work: Work, cell: Cell, on_share: OnProgress | None = None) -> Done:
     """Run one cell here; whatever it raises becomes a `Failure`."""
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     result, failure = None, None
@@ -109,8 +109,6 @@ def attempt(work: Work, cell: Cell, light: bool, on_share: OnProgress | None = N
         failure = Failure(str(error))
     except Exception as error:  # one bad cell must not cost the others
         failure = Failure(f"{type(error).__name__}: {error}", traceback.format_exc())
-    if result is not None and light:
-        result = result.light()
     return Done(cell, result, failure, time.perf_counter() - wall_s, time.process_time() - cpu_s)
 
 
@@ -150,11 +148,11 @@ class LocalExecutor:
             worker.process.join()
         self._workers.clear()
 
-    def run(self, work: Work, cells: Sequence[Cell], on_progress: OnProgress, *, light: bool = False) -> Iterator[Done]:
+    def run(self, work: Work, cells: Sequence[Cell], on_progress: OnProgress) -> Iterator[Done]:
         """Run cells; see `Executor`."""
         if self.jobs == 1 or (len(cells) == 1 and not self._workers):
             for index, cell in enumerate(cells):
-                yield attempt(work, cell, light, lambda share, index=index: on_progress(index + share))  # type: ignore[misc]
+                yield attempt(work, cell, lambda share, index=index: on_progress(index + share))  # type: ignore[misc]
                 on_progress(index + 1)
             return
         waiting = list(cells)
@@ -162,7 +160,7 @@ class LocalExecutor:
         while waiting or any(worker.cell is not None for worker in self._workers):
             for worker in self._idle(len(waiting)):
                 if waiting:
-                    _hand_over(worker, work, _next(worker, waiting, self._workers), light)
+                    _hand_over(worker, work, _next(worker, waiting, self._workers))
             busy = {worker.pipe: worker for worker in self._workers if worker.cell is not None}
             for pipe in wait(list(busy), timeout=1.0):
                 done = self._receive(busy[pipe], died, waiting)  # type: ignore[index]
@@ -220,11 +218,11 @@ def _start() -> _Worker:
     return _Worker(process, ours)
 
 
-def _hand_over(worker: _Worker, work: Work, cell: Cell, light: bool) -> None:
+def _hand_over(worker: _Worker, work: Work, cell: Cell) -> None:
     try:
         if worker.work is not work:
             worker.pipe.send(work)
-        worker.pipe.send((cell, light))
+        worker.pipe.send(cell)
     except OSError:
         pass  # it died; what it leaves in the pipe says so
     worker.work, worker.cell, worker.share, worker.traffic = work, cell, 0.0, _traffic(cell)
@@ -261,8 +259,7 @@ def _serve(pipe: Connection) -> None:
                 work = message
                 continue
             assert work is not None
-            cell, light = message
-            pipe.send(attempt(work, cell, light, report))
+            pipe.send(attempt(work, message, report))
     except (EOFError, OSError):
         return
 
@@ -309,7 +306,7 @@ class RayExecutor:
         """Disconnect; a cluster that was started here ends, and so do tasks under way."""
         self._ray.shutdown()
 
-    def run(self, work: Work, cells: Sequence[Cell], on_progress: OnProgress, *, light: bool = False) -> Iterator[Done]:
+    def run(self, work: Work, cells: Sequence[Cell], on_progress: OnProgress) -> Iterator[Done]:
         """Run cells; see `Executor`."""
         ray = self._ray
         # A task whose process or machine is lost is begun anew; what it raised itself is in what it returned.
@@ -320,7 +317,7 @@ class RayExecutor:
         while waiting or running:
             while waiting and len(running) < self.window:
                 cell = waiting.pop()
-                running[task.remote(given, cell, light, place)] = cell
+                running[task.remote(given, cell, place)] = cell
             ended, _ = ray.wait(list(running), num_returns=1, timeout=1.0)
             for one in ended:
                 cell = running.pop(one)
@@ -331,10 +328,10 @@ class RayExecutor:
             on_progress(len(cells) - len(waiting) - len(running))
 
 
-def _run_far(work: Work, cell: Cell, light: bool, place: str) -> Done:
+def _run_far(work: Work, cell: Cell, place: str) -> Done:
     """Run a cell in a process of Ray; relative paths of the scenario begin in ``place``."""
     try:
         os.chdir(place)
     except OSError as error:
         return Done(cell, failure=Failure(f"a machine of the cluster has no folder {place}: {error.strerror}"))
-    return attempt(work, cell, light)
+    return attempt(work, cell)

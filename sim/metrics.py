@@ -1,20 +1,19 @@
 """Every metric, defined once, on the columns a run wrote (`sim.records`). The README's glossary says the same in words.
 
 A metric that does not exist (no drafts verified, no request with two tokens) is None, never NaN. A percentile that
-falls
-on a request whose value never came within the run (no first token yet) is infinite.
+falls on a request whose value never came within the run (no first token yet) is infinite.
+Rows are taken in as they come and not kept; percentiles are exact, for which five numbers a measured request are.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.records import REQUEST_COLUMNS, STEP_COLUMNS, Columns
+from sim.records import Columns, groups
 
 Floats = NDArray[np.float64]
 Metrics = dict[str, float | int | None]
@@ -76,7 +75,10 @@ def tpot_s(requests: Columns) -> Floats:
 
 def user_tokens_per_s(requests: Columns) -> Floats:
     """``1 / tpot_s``: interactivity; NaN below two tokens, infinite where all came in one delivery."""
-    gap = tpot_s(requests)
+    return _rate(tpot_s(requests))
+
+
+def _rate(gap: Floats) -> Floats:
     rate: Floats = np.divide(1.0, gap, out=np.full(gap.size, np.inf), where=gap != 0.0)
     return rate
 
@@ -124,98 +126,180 @@ def ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def measure(requests: Columns, steps: Columns, window: Window, gpus: Gpus, objective: Objective) -> Metrics:
-    """Compute every metric of a run.
+_ENDS = ("finished", "rejected", "aborted", "failed", "unfinished")
+_SUMMED = (
+    "steps",
+    "busy_s",
+    "draft_s",
+    "decoding",
+    "decoding_s",
+    "batch_tokens",
+    "drafted_tokens",
+    "verified_tokens",
+    "trimmed_tokens",
+    "accepted_draft_tokens",
+    "output_tokens",
+    "first_tokens",
+    "outside_steps",
+)
+
+
+class Measurement:
+    """Every metric of a run, from its rows as they come.
 
     Steps count where they *ended* in the window (their tokens are delivered then); requests where they *arrived* in it,
     whatever their end. Throughput is over all GPUs unless the name says otherwise.
     """
-    inside = window.holds(steps["ended_s"])
-    step = {name: column[inside].astype(np.float64) for name, column in steps.items()}
-    sums = {name: float(column.sum()) for name, column in step.items()}
-    arrived = window.holds(requests["arrived_s"])
-    request = {name: column[arrived] for name, column in requests.items()}
-    counts = {end: int((request["status"] == end).sum()) for end in _ENDS}
-    speed, first = user_tokens_per_s(request), ttft_s(request)
-    stayed = request["status"] != "rejected"
-    tpot = tpot_s(request)
-    met = int(meets(request, objective).sum())
-    on_decode = step["replica"] < gpus.replicas
-    delivered = sums["output_tokens"]
-    rounds = sums["decoding"]
-    return {
-        "output_tokens_per_s_per_gpu": delivered / window.length_s / gpus.total,
-        "output_tokens_per_s_per_decode_gpu": delivered / window.length_s / gpus.decode,
-        "user_tokens_per_s_p50": percentile(speed, 50),
-        "user_tokens_per_s_p10": percentile(speed, 10),
-        "ttft_s_p50": percentile(first[stayed], 50),
-        "ttft_s_p99": percentile(first[stayed], 99),
-        "tpot_s_p50": percentile(tpot, 50),
-        "tpot_s_p99": percentile(tpot, 99),
-        "longest_itl_s_p99": percentile(request["max_itl_s"], 99),
-        "queue_wait_s_p99": percentile(queue_wait_s(request)[stayed], 99),
-        "e2e_s_p50": percentile(e2e_s(request), 50),
-        "accepted_length": ratio(delivered - sums["first_tokens"], rounds),
-        "verify_tokens_per_request": ratio(sums["batch_tokens"], rounds),
-        "wasted_draft_ratio": ratio(sums["verified_tokens"] - sums["accepted_draft_tokens"], sums["verified_tokens"]),
-        "accepted_draft_ratio": ratio(sums["accepted_draft_tokens"], sums["verified_tokens"]),
-        "drafted_tokens_per_request": ratio(sums["drafted_tokens"], rounds),
-        "goodput_per_s": met / window.length_s if objective.any() else None,
-        "goodput_ratio": ratio(met, len(request["status"])) if objective.any() else None,
-        "arrived": len(request["status"]),
-        **counts,
-        "preemptions": int(request["preemptions"].sum()),
-        "decoding_per_gpu": sums["decoding_s"] / window.length_s / gpus.decode,
-        "busy_ratio": float(step["busy_s"][on_decode].sum()) / window.length_s / gpus.replicas,
-        "draft_time_ratio": ratio(sums["draft_s"], sums["busy_s"]),
-        "steps": int(sums["steps"]),
-        "outside_profile_ratio": ratio(sums["outside_steps"], sums["steps"]),
-        "trimmed_tokens": int(sums["trimmed_tokens"]),
-    }
+
+    def __init__(self, window: Window, gpus: Gpus, objective: Objective) -> None:
+        self._window, self._gpus, self._objective = window, gpus, objective
+        self._sums = dict.fromkeys((*_SUMMED, "busy_s on decode"), 0.0)
+        self._counts = dict.fromkeys(("arrived", *_ENDS, "preemptions", "met"), 0)
+        self._values: dict[str, list[Floats]] = {name: [] for name in ("tpot", "itl", "ttft", "wait", "e2e")}
+
+    def add_steps(self, steps: Columns) -> None:
+        """Take in rows of steps."""
+        inside = self._window.holds(steps["ended_s"])
+        for name in _SUMMED:
+            self._sums[name] += float(steps[name][inside].astype(np.float64).sum())
+        on_decode = inside & (steps["replica"] < self._gpus.replicas)
+        self._sums["busy_s on decode"] += float(steps["busy_s"][on_decode].sum())
+
+    def add_requests(self, requests: Columns) -> None:
+        """Take in rows of requests."""
+        arrived = self._window.holds(requests["arrived_s"])
+        request = {name: column[arrived] for name, column in requests.items()}
+        status = request["status"]
+        for end in _ENDS:
+            self._counts[end] += int((status == end).sum())
+        self._counts["arrived"] += status.size
+        self._counts["preemptions"] += int(request["preemptions"].sum())
+        self._counts["met"] += int(meets(request, self._objective).sum())
+        stayed = status != "rejected"
+        for name, values in (
+            ("tpot", tpot_s(request)),
+            ("itl", request["max_itl_s"]),
+            ("ttft", ttft_s(request)[stayed]),
+            ("wait", queue_wait_s(request)[stayed]),
+            ("e2e", e2e_s(request)),
+        ):
+            self._values[name].append(values)
+
+    def metrics(self) -> Metrics:
+        """Return every metric."""
+        window, gpus, sums, counts = self._window, self._gpus, self._sums, self._counts
+        values = {name: np.concatenate([np.empty(0), *parts]) for name, parts in self._values.items()}
+        speed = _rate(values["tpot"])
+        delivered, rounds, verified = sums["output_tokens"], sums["decoding"], sums["verified_tokens"]
+        has_objective = self._objective.any()
+        return {
+            "output_tokens_per_s_per_gpu": delivered / window.length_s / gpus.total,
+            "output_tokens_per_s_per_decode_gpu": delivered / window.length_s / gpus.decode,
+            "user_tokens_per_s_p50": percentile(speed, 50),
+            "user_tokens_per_s_p10": percentile(speed, 10),
+            "ttft_s_p50": percentile(values["ttft"], 50),
+            "ttft_s_p99": percentile(values["ttft"], 99),
+            "tpot_s_p50": percentile(values["tpot"], 50),
+            "tpot_s_p99": percentile(values["tpot"], 99),
+            "longest_itl_s_p99": percentile(values["itl"], 99),
+            "queue_wait_s_p99": percentile(values["wait"], 99),
+            "e2e_s_p50": percentile(values["e2e"], 50),
+            "accepted_length": ratio(delivered - sums["first_tokens"], rounds),
+            "verify_tokens_per_request": ratio(sums["batch_tokens"], rounds),
+            "wasted_draft_ratio": ratio(verified - sums["accepted_draft_tokens"], verified),
+            "accepted_draft_ratio": ratio(sums["accepted_draft_tokens"], verified),
+            "drafted_tokens_per_request": ratio(sums["drafted_tokens"], rounds),
+            "goodput_per_s": counts["met"] / window.length_s if has_objective else None,
+            "goodput_ratio": ratio(counts["met"], counts["arrived"]) if has_objective else None,
+            "arrived": counts["arrived"],
+            **{end: counts[end] for end in _ENDS},
+            "preemptions": counts["preemptions"],
+            "decoding_per_gpu": sums["decoding_s"] / window.length_s / gpus.decode,
+            "busy_ratio": sums["busy_s on decode"] / window.length_s / gpus.replicas,
+            "draft_time_ratio": ratio(sums["draft_s"], sums["busy_s"]),
+            "steps": int(sums["steps"]),
+            "outside_profile_ratio": ratio(sums["outside_steps"], sums["steps"]),
+            "trimmed_tokens": int(sums["trimmed_tokens"]),
+        }
+
+
+def measure(requests: Columns, steps: Columns, window: Window, gpus: Gpus, objective: Objective) -> Metrics:
+    """Return the metrics of rows that are all there; see `Measurement`."""
+    measurement = Measurement(window, gpus, objective)
+    for group in groups(steps):
+        measurement.add_steps(group)
+    for group in groups(requests):
+        measurement.add_requests(group)
+    return measurement.metrics()
 
 
 def metric_names() -> list[str]:
     """Return the names of all metrics, in order."""
-    nothing: Columns = {name: np.empty(0) for name in (*REQUEST_COLUMNS, *STEP_COLUMNS)}
-    return list(measure(nothing, nothing, Window(0.0, 1.0), Gpus(1, 1, 1), Objective()))
+    return list(Measurement(Window(0.0, 1.0), Gpus(1, 1, 1), Objective()).metrics())
 
 
-_ENDS = ("finished", "rejected", "aborted", "failed", "unfinished")
+_TIMELINE = ("steps", "decoding", "decoding_s", "batch_tokens", "output_tokens", "first_tokens", "waiting")
+
+
+class Timeline:
+    """A run cut into whole windows of ``width_s``, from its rows as they come; one value a window."""
+
+    def __init__(self, horizon_s: float, width_s: float, gpus: Gpus) -> None:
+        self._width_s, self._gpus = width_s, gpus
+        n = int(horizon_s / width_s * (1 + 1e-12))
+        self._edges = width_s * np.arange(n + 1)
+        self._totals = {name: np.zeros(n) for name in (*_TIMELINE, "decode_steps")}
+        self._came = np.zeros(n, np.int64)
+        self._replicas = 1
+
+    def add_steps(self, steps: Columns) -> None:
+        """Take in rows of steps."""
+        slot = np.floor(steps["ended_s"] / self._width_s).astype(np.int64)
+        keep = (slot >= 0) & (slot < self._came.size)
+        slot = slot[keep]
+        for name in _TIMELINE:
+            np.add.at(self._totals[name], slot, steps[name][keep].astype(np.float64))
+        decodes = keep & (steps["decoding"] > 0)
+        np.add.at(self._totals["decode_steps"], slot[decodes[keep]], steps["steps"][decodes].astype(np.float64))
+        if steps["replica"].size:
+            self._replicas = max(self._replicas, int(steps["replica"].max()) + 1)
+
+    def add_requests(self, requests: Columns) -> None:
+        """Take in rows of requests."""
+        self._came += np.histogram(requests["arrived_s"], self._edges)[0]
+
+    def series(self) -> dict[str, Floats]:
+        """Return the values, NaN where there is none.
+
+        ``started_s``; ``arrivals_per_s``; ``decoding_per_gpu``: mean requests decoding; ``waiting``: mean over step
+        ends, summed over replicas; ``user_tokens_per_s``: tokens delivered by decoding over request seconds in decode;
+        ``output_tokens_per_s_per_gpu``; ``verify_tokens_per_request``; ``accepted_length``; ``batch_tokens_per_step``.
+        """
+        total, width_s, gpus = self._totals, self._width_s, self._gpus
+
+        def per(part: Floats, whole: Floats) -> Floats:
+            value: Floats = np.divide(part, whole, out=np.full(whole.size, np.nan), where=whole > 0)
+            return value
+
+        decoded = total["output_tokens"] - total["first_tokens"]
+        return {
+            "started_s": np.asarray(self._edges[:-1], np.float64),
+            "arrivals_per_s": self._came / width_s,
+            "decoding_per_gpu": total["decoding_s"] / width_s / gpus.decode,
+            "waiting": per(total["waiting"] * self._replicas, total["steps"]),
+            "user_tokens_per_s": per(decoded, total["decoding_s"]),
+            "output_tokens_per_s_per_gpu": total["output_tokens"] / width_s / gpus.total,
+            "verify_tokens_per_request": per(total["batch_tokens"], total["decoding"]),
+            "accepted_length": per(decoded, total["decoding"]),
+            "batch_tokens_per_step": per(total["batch_tokens"], total["decode_steps"]),
+        }
 
 
 def windows(requests: Columns, steps: Columns, horizon_s: float, width_s: float, gpus: Gpus) -> dict[str, Floats]:
-    """Cut a run into whole windows of ``width_s``; one value a window, NaN where there is none.
-
-    ``started_s``; ``arrivals_per_s``; ``decoding_per_gpu``: mean requests decoding; ``waiting``: mean over step ends,
-    summed
-    over replicas; ``user_tokens_per_s``: tokens delivered by decoding over request seconds in decode;
-    ``output_tokens_per_s_per_gpu``; ``verify_tokens_per_request``; ``accepted_length``; ``batch_tokens_per_step``.
-    """
-    n = int(horizon_s / width_s * (1 + 1e-12))
-    edges = width_s * np.arange(n + 1)
-    slot = np.floor(steps["ended_s"] / width_s).astype(np.int64)
-    keep = (slot >= 0) & (slot < n)
-
-    def total(column: NDArray[Any]) -> Floats:
-        return np.asarray(np.bincount(slot[keep], weights=column[keep], minlength=n)[:n], np.float64)
-
-    def per(part: Floats, whole: Floats) -> Floats:
-        value: Floats = np.divide(part, whole, out=np.full(n, np.nan), where=whole > 0)
-        return value
-
-    rounds, decoding_s, count = total(steps["decoding"]), total(steps["decoding_s"]), total(steps["steps"])
-    decoded = total(steps["output_tokens"] - steps["first_tokens"])
-    decode_steps = total(np.where(steps["decoding"].astype(np.int64) > 0, steps["steps"], 0))
-    came = np.histogram(requests["arrived_s"], edges)[0]
-    replicas = int(steps["replica"].max()) + 1 if steps["replica"].size else 1
-    return {
-        "started_s": np.asarray(edges[:-1], np.float64),
-        "arrivals_per_s": came / width_s,
-        "decoding_per_gpu": decoding_s / width_s / gpus.decode,
-        "waiting": per(total(steps["waiting"]) * replicas, count),
-        "user_tokens_per_s": per(decoded, decoding_s),
-        "output_tokens_per_s_per_gpu": total(steps["output_tokens"]) / width_s / gpus.total,
-        "verify_tokens_per_request": per(total(steps["batch_tokens"]), rounds),
-        "accepted_length": per(decoded, rounds),
-        "batch_tokens_per_step": per(total(steps["batch_tokens"]), decode_steps),
-    }
+    """Return the series of rows that are all there; see `Timeline`."""
+    timeline = Timeline(horizon_s, width_s, gpus)
+    for group in groups(steps):
+        timeline.add_steps(group)
+    for group in groups(requests):
+        timeline.add_requests(group)
+    return timeline.series()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import math
 import platform
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sim.errors import Fault, InputError
-from sim.records import Columns
+from sim.records import Columns, Sink
 
 #: Packages whose version may change a result.
 PACKAGES = ("numpy", "scipy", "numba", "simpy", "pyarrow", "pandas", "matplotlib", "pydantic")
@@ -97,16 +98,39 @@ def write_json(data: Any, path: Path) -> None:
     part.replace(path)
 
 
-def write_parquet(columns: Columns, path: Path) -> None:
-    """Write columns as Parquet; NaN becomes null, text is dictionary encoded."""
-    arrays = {}
-    for name, column in columns.items():
-        array = pa.array(column, from_pandas=True)
-        arrays[name] = array.dictionary_encode() if column.dtype == object else array
-    path.parent.mkdir(parents=True, exist_ok=True)
+@contextmanager
+def parquet_file(path: Path) -> Iterator[Sink]:
+    """Give a sink that writes each group of rows as a row group of a Parquet file; NaN becomes null.
+
+    The file appears by rename when the block ends well; otherwise nothing of it stays. At least one group is needed.
+    Raises `InputError` where the disk refuses.
+    """
     part = path.with_name(path.name + ".part")
-    pq.write_table(pa.table(arrays), part, compression="zstd")
-    part.replace(path)
+    writer: pq.ParquetWriter | None = None
+
+    def write(columns: Columns) -> None:
+        nonlocal writer
+        arrays = {name: pa.array(column, from_pandas=True) for name, column in columns.items()}
+        texts = (name for name, column in columns.items() if column.dtype == object)
+        arrays |= {name: arrays[name].cast(pa.string()).dictionary_encode() for name in texts}
+        table = pa.table(arrays)
+        if writer is None:
+            writer = pq.ParquetWriter(part, table.schema, compression="zstd")
+        writer.write_table(table)
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield write
+        assert writer is not None
+        writer.close()
+        part.replace(path)
+    except OSError as error:
+        raise InputError(Fault(f"cannot write: {(error.strerror or str(error)).lower()}", str(path))) from None
+    finally:
+        with suppress(OSError):  # a full disk refuses this too
+            if writer is not None:
+                writer.close()
+            part.unlink(missing_ok=True)
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -138,7 +162,16 @@ def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that a result may depend on."""
-    return {"dspark-sim": version("dspark-sim"), "python": platform.python_version()} | {
-        name: version(name) for name in PACKAGES
-    }
+    """Return the versions that a result may depend on; ``code`` is a digest of the simulator's own source."""
+    own = {"dspark-sim": version("dspark-sim"), "code": code_digest(), "python": platform.python_version()}
+    return own | {name: version(name) for name in PACKAGES}
+
+
+def code_digest() -> str:
+    """Digest every source file of `sim` and `profiles`: names and contents."""
+    whole = hashlib.sha256()
+    root = Path(__file__).parent.parent
+    for path in sorted(path for package in ("sim", "profiles") for path in (root / package).rglob("*.py")):
+        name = path.relative_to(root).as_posix()
+        whole.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return whole.hexdigest()

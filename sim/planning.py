@@ -324,7 +324,7 @@ class _Trials:
         sizes = sorted({size for size, _ in asked.values()})
         name = f"{self._scenario.name}, {', '.join(map(str, sizes))} replicas"
         with progress_bar(name, len(missing)) as show:
-            for done in executor.run(self._work, missing, show, light=True):
+            for done in executor.run(self._work, missing, show):
                 self._metrics[done.cell] = done.unwrapped().metrics
 
     def _cells(self, policy: int, size: int, judge: Judge) -> list[Cell]:

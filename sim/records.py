@@ -1,17 +1,25 @@
 """What a run writes down: the columns of ``requests.parquet`` and ``steps.parquet``, as plain arrays.
 
 Facts only: every metric is computed from these by `sim.metrics`. A measured run of the real engine writes
-the same columns.
+the same columns. Rows come in groups while the run goes, so that nobody must hold them all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 #: Arrays of one length by name; NaN or None where there is no value.
-Columns = dict[str, NDArray[Any]]
+Columns = Mapping[str, NDArray[Any]]
+
+#: Takes rows, a group at a time.
+Sink = Callable[[Columns], None]
+
+#: Rows of a group (the last one of a table has what is left): 7 MB of steps.
+GROUP_ROWS = 1 << 16
 
 #: A row an engine step (or, aggregated, a row a second and replica: counts and spans are sums over its steps).
 STEP_COLUMNS = (
@@ -62,3 +70,57 @@ REQUEST_COLUMNS = (
     "status",
     "reason",
 )
+
+
+class RowGroups:
+    """Hands rows on to every sink in groups of `GROUP_ROWS`, however they come in; a table without rows is one group.
+
+    So neither bytes on disk nor the order in which floats are summed depend on when rows came.
+    """
+
+    def __init__(self, sinks: Iterable[Sink]) -> None:
+        self.sinks = tuple(sinks)
+        self._parts: list[Columns] = []
+        self._rows = 0
+        self._is_begun = False
+
+    def add(self, columns: Columns) -> None:
+        """Take in rows."""
+        self._parts.append(columns)
+        self._rows += _rows(columns)
+        if self._rows < GROUP_ROWS:
+            return
+        whole = joined(self._parts)
+        ends = range(GROUP_ROWS, self._rows + 1, GROUP_ROWS)
+        for end in ends:
+            self._hand_on({name: column[end - GROUP_ROWS : end] for name, column in whole.items()})
+        self._rows -= len(ends) * GROUP_ROWS
+        self._parts = [{name: column[ends[-1] :].copy() for name, column in whole.items()}]
+
+    def close(self) -> None:
+        """Hand on what is left."""
+        if self._parts and (self._rows or not self._is_begun):
+            self._hand_on(joined(self._parts))
+        self._parts = []
+
+    def _hand_on(self, group: Columns) -> None:
+        self._is_begun = True
+        for sink in self.sinks:
+            sink(group)
+
+
+def groups(columns: Columns) -> Iterator[Columns]:
+    """Cut columns into groups of `GROUP_ROWS`, as they would have come out of a run."""
+    for start in range(0, max(_rows(columns), 1), GROUP_ROWS):
+        yield {name: column[start : start + GROUP_ROWS] for name, column in columns.items()}
+
+
+def joined(parts: list[Columns]) -> Columns:
+    """Join rows of the same columns; ``parts`` is emptied, a column at a time, to save memory."""
+    held = [dict(part) for part in parts]
+    parts.clear()
+    return {name: np.concatenate([part.pop(name) for part in held]) for name in list(held[0])} if held else {}
+
+
+def _rows(columns: Columns) -> int:
+    return int(next(iter(columns.values())).size)

@@ -153,7 +153,7 @@ class Replica:
                 self._sync()
                 self._preempt_youngest()
             elif reason == k.RECORDS_FULL:
-                self.recorder.flush()
+                self.recorder.flush(clock.now)
 
     def _advance(self) -> int:
         """Run the kernel from the phase the replica is in, until a step is under way or Python code must act."""

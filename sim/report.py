@@ -25,9 +25,7 @@ _RESTS_ON = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A finished session: scenario, plant, output folder and the light results of all cells, in order of
-    `Work.cells`.
-    """
+    """A finished session: scenario, plant, output folder and the results of all cells, in order of `Work.cells`."""
 
     scenario: Scenario
     plant: Plant

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from profiles.reading import Document, short
-from sim.axes import size, values_at
+from profiles.reading import Document
 from sim.build import profile_digests
-from sim.cells import Cell, CellResult, Work, check_engines
+from sim.cells import Cell, CellResult, Work, check_engines, policy_folders
 from sim.executors import LocalExecutor, progress_bar
-from sim.output import new_folder, slugs, versions, write_csv, write_json, write_parquet
+from sim.output import new_folder, versions, write_csv, write_json
 from sim.report import Outcome, comparison_rows, policy_summary
-from sim.scenario import Scenario, label_of, resolved
+from sim.scenario import Scenario, resolved
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +39,8 @@ def run_session(
     with new_folder(out) as folder:
         results: dict[Cell, CellResult] = {}
         with progress_bar(scenario.name, len(cells)) as show, LocalExecutor(jobs) as executor:
-            for done in executor.run(work, cells, show):
-                result = done.unwrapped()
-                _write_records(result, scenario, folder)
-                results[result.cell] = result.light()
+            for done in executor.run(replace(work, records=folder), cells, show):
+                results[done.cell] = done.unwrapped()
         outcome = Outcome(scenario, plants[0], out, tuple(results[cell] for cell in cells))
         for index, home in enumerate(policy_folders(scenario)):
             write_json(policy_summary(outcome, index), folder / home / "summary.json")
@@ -50,34 +48,6 @@ def run_session(
         write_csv(comparison_rows(outcome), folder / "comparison.csv")
         draw(outcome, folder)
     return outcome
-
-
-def _write_records(result: CellResult, scenario: Scenario, folder: Path) -> None:
-    home = folder / policy_folders(scenario)[result.cell.policy]
-    for part in cell_parts(scenario, result.cell):
-        home = home / part
-    write_parquet(result.records.requests, home / "requests.parquet")
-    write_parquet(result.records.steps, home / "steps.parquet")
-
-
-def policy_folders(scenario: Scenario) -> list[str]:
-    """Return the folder of each policy."""
-    return slugs([label_of(policy) for policy in scenario.policies])
-
-
-def cell_parts(scenario: Scenario, cell: Cell) -> Sequence[str]:
-    """Return the sub-folders of a cell under its policy's: swept point and replication, where there are several."""
-    parts = []
-    if cell.point is not None:
-        names = [axis.key.split(".")[-1] for axis in scenario.axes]
-        points = [values_at(scenario.axes, point) for point in range(size(scenario.axes))]
-        labels = [
-            "_".join(f"{name}_{short(one)}" for name, one in zip(names, values, strict=True)) for values in points
-        ]
-        parts.append(slugs(labels)[cell.point])
-    if scenario.replications > 1:
-        parts.append(f"replication_{cell.replication}")
-    return parts
 
 
 def _manifest(outcome: Outcome, scenario: Scenario) -> dict[str, object]:

@@ -17,7 +17,6 @@ from sim.axes import label_at, values_at
 from sim.cell_store import FORMAT, MANIFEST, CellStore, dependences, open_store
 from sim.cells import Cell, CellResult, Work, check_engines
 from sim.executors import Done, Executor, Failure, progress_bar
-from sim.fleet import RunResult
 from sim.metrics import metric_names
 from sim.output import slugs, write_csv, write_json, write_rows
 from sim.report import Outcome, comparison_rows
@@ -87,7 +86,7 @@ def run_sweep(
         began_s = time.perf_counter()
         try:
             with progress_bar(scenario.name, len(cells), reused) as show:
-                for done in executor.run(work, missing, show, light=True):
+                for done in executor.run(work, missing, show):
                     runs.append(done)
                     if done.failure is None:
                         store.save(done.unwrapped())
@@ -117,7 +116,7 @@ def cell_names(scenario: Scenario, cell: Cell) -> dict[str, Any]:
 def _loaded(store: CellStore, cell: Cell, has_failed: bool) -> CellResult:
     """Return a cell's result as it was written, so that it is the same whoever ran it; all None where it failed."""
     result = None if has_failed else store.load(cell)
-    return result or CellResult(cell, dict.fromkeys(metric_names()), {}, RunResult({}, {}), {}, ())
+    return result or CellResult(cell, dict.fromkeys(metric_names()), {}, {}, ())
 
 
 def _row(outcome: Outcome, one: CellResult, failed: dict[Cell, Failure]) -> dict[str, Any]:

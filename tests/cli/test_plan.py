@@ -7,7 +7,6 @@ import pytest
 
 import sim.executors
 from sim.cells import Cell, CellResult
-from sim.fleet import RunResult
 from sim.metrics import metric_names
 from sim.plan import main
 from tests.cli.conftest import Ended
@@ -34,7 +33,7 @@ def fake(monkeypatch):
         def run_cell(work, cell: Cell, on_share=None):
             ran.append(key := (cell.policy, cell.point + 1, cell.replication))
             metrics = dict.fromkeys(metric_names(), 0) | {"arrived": 10, "finished": 10} | law(*key)
-            return CellResult(cell, metrics, {}, RunResult({}, {}), {}, ())
+            return CellResult(cell, metrics, {}, {}, ())
 
         monkeypatch.setattr(sim.executors, "run_cell", run_cell)
         return ran

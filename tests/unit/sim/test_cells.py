@@ -1,14 +1,19 @@
 """Cells of a scenario: a pure function of file and seed, each policy alone, and a replay of a run is the run."""
 
 import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from profiles.reading import parse_document
 from sim.cells import Cell, Work, run_cell
 from sim.executors import LocalExecutor
-from sim.output import write_parquet
+from sim.fleet import RunResult
+from sim.output import parquet_file
 from tests.helpers.fleet import same_run
 
 PROFILE = {
@@ -81,23 +86,40 @@ def cell(policy=0, replication=0):
     return Cell(policy, None, replication)
 
 
+def read(path):
+    """Return a Parquet file's columns, as a run keeps them."""
+    table = pq.read_table(path)
+    return {name: column.to_numpy() for name, column in zip(table.column_names, table.columns, strict=True)}
+
+
+def records(work, cell):
+    """Run a cell and return the records that it wrote."""
+    folder = Path(work.document.file).parent / "records"
+    shutil.rmtree(folder, ignore_errors=True)
+    metrics = run_cell(replace(work, records=folder), cell).metrics
+    assert metrics == run_cell(work, cell).metrics
+    (home,) = {path.parent for path in folder.rglob("*.parquet")}
+    assert sorted(path.name for path in home.iterdir()) == ["requests.parquet", "steps.parquet"]
+    return RunResult(read(home / "requests.parquet"), read(home / "steps.parquet"))
+
+
 def test_the_same_seed_gives_the_same_bytes_and_another_one_others(work):
     one, same, other = work(), work(), work(seed=6)
     for policy in range(3):
-        left = run_cell(one, cell(policy)).records
-        assert same_run(left, run_cell(same, cell(policy)).records)
-        assert not same_run(left, run_cell(other, cell(policy)).records)
+        left = records(one, cell(policy))
+        assert same_run(left, records(same, cell(policy)))
+        assert not same_run(left, records(other, cell(policy)))
 
 
 def test_replications_differ(work):
     both = work(rest=LENGTHS + "\nreplications: 2")
-    left, right = (run_cell(both, cell(0, replication)).records for replication in (0, 1))
+    left, right = (records(both, cell(0, replication)) for replication in (0, 1))
     assert not same_run(left, right)
 
 
 def test_policies_meet_the_same_requests(work):
     three = work()
-    requests = [run_cell(three, cell(policy)).records.requests for policy in range(3)]
+    requests = [records(three, cell(policy)).requests for policy in range(3)]
     for name in ("arrived_s", "prompt_tokens", "asked_tokens"):
         np.testing.assert_array_equal(requests[0][name], requests[1][name])
         np.testing.assert_array_equal(requests[0][name], requests[2][name])
@@ -105,14 +127,14 @@ def test_policies_meet_the_same_requests(work):
 
 def test_a_policy_more_changes_nothing_of_the_others(work):
     alone, three = work("[dspark]"), work()
-    assert same_run(run_cell(alone, cell(0)).records, run_cell(three, cell(2)).records)
+    assert same_run(records(alone, cell(0)), records(three, cell(2)))
 
 
 def test_cells_of_two_scenarios_do_not_mix(work):
     """What is kept from one cell for the next belongs to its scenario."""
     first, second = work(), work(arrivals="{kind: poisson, rate_per_s: 3}")
-    alone = [run_cell(one, cell(0)).records for one in (first, second)]
-    again = [run_cell(one, cell(0)).records for one in (first, second)]
+    alone = [records(one, cell(0)) for one in (first, second)]
+    again = [records(one, cell(0)) for one in (first, second)]
     assert same_run(alone[0], again[0])
     assert same_run(alone[1], again[1])
     assert alone[0].requests["request"].size > 1.5 * alone[1].requests["request"].size
@@ -121,25 +143,24 @@ def test_cells_of_two_scenarios_do_not_mix(work):
 @pytest.mark.parametrize("policy", ["none", "dspark"])
 def test_a_replay_of_a_run_is_the_run(work, tmp_path, policy):
     """Arrivals, lengths, luck, steps and metrics: the records of our own format, byte for byte."""
-    result = run_cell(work(f"[{policy}]"), cell())
-    write_parquet(result.records.requests, tmp_path / "requests.parquet")
+    drawn = work(f"[{policy}]")
+    result = records(drawn, cell())
     # A trace says nothing of output beyond what came; give it what was asked.
-    trace = {name: result.records.requests[name] for name in ("arrived_s", "prompt_tokens")}
-    trace["output_tokens"] = result.records.requests["asked_tokens"]
-    write_parquet(trace, tmp_path / "trace.parquet")
-    replay = run_cell(work(f"[{policy}]", "{kind: replay, path: trace.parquet}", rest=""), cell())
-    assert same_run(result.records, replay.records)
-    assert replay.metrics == result.metrics
+    trace = {name: result.requests[name] for name in ("arrived_s", "prompt_tokens")}
+    with parquet_file(tmp_path / "trace.parquet") as write:
+        write(trace | {"output_tokens": result.requests["asked_tokens"]})
+    replay = work(f"[{policy}]", "{kind: replay, path: trace.parquet}", rest="")
+    assert same_run(result, records(replay, cell()))
+    assert run_cell(replay, cell()).metrics == run_cell(drawn, cell()).metrics
 
 
 def test_a_replay_of_the_requests_file_itself_is_the_run(work, tmp_path):
     """Where all was served, what came is what was asked."""
     calm = work("[dspark]", "{kind: poisson, rate_per_s: 2}")
-    result = run_cell(calm, cell())
-    requests = result.records.requests
-    write_parquet(requests, tmp_path / "requests.parquet")
-    replay = run_cell(work("[dspark]", "{kind: replay, path: requests.parquet}", rest=""), cell())
-    again = replay.records.requests
+    requests = records(calm, cell()).requests
+    with parquet_file(tmp_path / "requests.parquet") as write:
+        write(requests)
+    again = records(work("[dspark]", "{kind: replay, path: requests.parquet}", rest=""), cell()).requests
     served = requests["status"] == "finished"
     assert served.mean() > 0.8
     np.testing.assert_array_equal(again["arrived_s"], requests["arrived_s"])
@@ -157,7 +178,7 @@ def test_sums_by_second_give_the_same_comparison(work):
 def test_the_loop_of_users_is_the_same_under_every_policy(work):
     """Users under another policy make the same turns, only at other times."""
     loop = work("[none, dspark]", "{kind: closed_loop, users: 6, think_time: 1s, think: fixed}", router="round_robin")
-    left, right = (run_cell(loop, cell(policy)).records.requests for policy in (0, 1))
+    left, right = (records(loop, cell(policy)).requests for policy in (0, 1))
     assert left["arrived_s"].size != right["arrived_s"].size
     turns = min(left["arrived_s"].size, right["arrived_s"].size) // 2
     assert sorted(left["asked_tokens"][:6]) == sorted(right["asked_tokens"][:6])
@@ -165,16 +186,20 @@ def test_the_loop_of_users_is_the_same_under_every_policy(work):
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_bytes_of_one(work):
+def test_two_processes_give_the_bytes_of_one(work, tmp_path):
     three = work()
     cells = three.cells()
 
     def results(jobs):
         with LocalExecutor(jobs) as executor:
-            return {one.cell: one.unwrapped() for one in executor.run(three, cells, lambda _: None)}
+            there = replace(three, records=tmp_path / str(jobs))
+            return {one.cell: one.unwrapped() for one in executor.run(there, cells, lambda _: None)}
 
     alone, apart = results(1), results(2)
     assert alone.keys() == apart.keys()
     for key, one in alone.items():
-        assert same_run(one.records, apart[key].records)
         assert one.metrics == apart[key].metrics
+    files = [path.relative_to(tmp_path / "1") for path in (tmp_path / "1").rglob("*.parquet")]
+    assert len(files) == 6
+    for file in files:
+        assert (tmp_path / "1" / file).read_bytes() == (tmp_path / "2" / file).read_bytes()

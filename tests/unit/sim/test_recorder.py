@@ -22,7 +22,7 @@ def test_full_records_keep_every_step_in_order_of_its_end():
     recorder = Recorder("full")
     recorder.record(row(replica=1, steps=1, ended_s=2.0))
     recorder.record(row(replica=0, steps=1, ended_s=1.0))
-    columns = recorder.columns()
+    _, columns = recorder.close()
     assert columns["ended_s"].tolist() == [1.0, 2.0]
     assert columns["replica"].tolist() == [0, 1]
 
@@ -31,7 +31,7 @@ def test_a_step_belongs_to_the_second_in_which_it_ended():
     recorder = Recorder("per_second")
     for started_s, ended_s, tokens in ((0.2, 0.9, 1), (0.9, 1.0, 2), (1.0, 1.8, 4), (1.8, 2.5, 8)):
         recorder.record(row(replica=0, steps=1, started_s=started_s, ended_s=ended_s, output_tokens=tokens))
-    columns = recorder.columns()
+    _, columns = recorder.close()
     assert columns["steps"].tolist() == [1, 2, 1]
     assert columns["output_tokens"].tolist() == [1, 6, 8]
     assert columns["started_s"].tolist() == [0.2, 0.9, 1.8]
@@ -42,14 +42,14 @@ def test_replicas_are_summed_apart():
     recorder = Recorder("per_second")
     for replica in (1, 0, 1):
         recorder.record(row(replica=replica, steps=1, ended_s=0.5, output_tokens=3))
-    columns = recorder.columns()
+    _, columns = recorder.close()
     assert columns["replica"].tolist() == [0, 1]
     assert columns["output_tokens"].tolist() == [3, 6]
 
 
 def test_a_run_without_steps_has_columns_all_the_same():
     for steps in ("full", "per_second"):
-        columns = Recorder(steps).columns()
+        _, columns = Recorder(steps).close()
         assert tuple(columns) == STEP_COLUMNS
         assert all(column.size == 0 for column in columns.values())
 

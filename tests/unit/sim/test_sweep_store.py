@@ -8,7 +8,6 @@ import pytest
 from sim.cell_store import MANIFEST, differences, open_store
 from sim.cells import Cell, CellResult
 from sim.errors import InputError
-from sim.fleet import RunResult
 from sim.output import write_json
 
 ASKED = {"scenario": {"seed": 1, "fleet": {"replicas": 4}}, "profiles": {"p": "00"}, "versions": {"numpy": "2"}}
@@ -17,7 +16,7 @@ METRICS = {"a": 0.1 + 0.2, "b": None, "c": math.inf, "d": 7}
 
 
 def result(cell=CELL):
-    return CellResult(cell, METRICS, {}, RunResult({}, {}), {"read": 3}, ("mind",))
+    return CellResult(cell, METRICS, {}, {"read": 3}, ("mind",))
 
 
 def test_a_result_reads_back_bit_by_bit(tmp_path):
