@@ -1,0 +1,376 @@
+"""From closed-loop runs to the law of a step.
+
+With R requests decoding, each verifying k draft tokens and the bonus, a round takes ::
+
+    floor + saturating (1 - exp(-n / saturation)) + batch_token n + request R + context_token R c
+          + (admission + prompt_token p) R a / o  [+ draft + draft_request R, where it speculates]
+
+seconds at n = R (1 + k) batch tokens; c is the tokens in a request's cache, halfway through its answer, p its prompt,
+o its output, and a the tokens a round yields. R a / o requests end in each round and as many are let in: their prefill
+shares the round. What is observed is a round's mean length: accepted length x TPOT. Where runs of no speculation, one
+length and one draft length are all there is, several of these costs cannot be told apart; the fit says which, and
+where they hide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from profiles.errors import Fault, ProfileError
+from profiles.fitting.least_squares import Fit, Floats, fit_costs, information, tell_apart
+from profiles.measurements.points import LoadPoint
+
+#: Loads that a law needs: two give its level and slope, the third says how wrong they are.
+MIN_LOADS = 3
+#: Rows of first tokens count for so much of a row of steps: they hold waiting too.
+FIRST_TOKEN_TRUST = 0.15
+#: A second shape must be better by so much of Akaike's criterion.
+CLEARLY = 4.0
+#: The costs, in order of precedence: what cannot be told apart is inside one that comes before.
+COSTS = (
+    "floor",
+    "batch_token",
+    "draft",
+    "draft_request",
+    "context_token",
+    "prompt_token",
+    "admission",
+    "request",
+)
+#: Of these, runs of few lengths know only a mixture; each is kept, and they share it evenly.
+SHARED = ("context_token", "prompt_token", "admission")
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedLoopFit:
+    """The law of a step, and how far it is from each run.
+
+    ``cost_s``: seconds of each of `COSTS`, 0 where it was not found. ``error_s``: standard errors. ``inside``: costs
+    that could not be told apart, with those that they hide in. ``first_token_s``: wait for a first token beside the
+    prompt's own cost, at the lightest load. ``misses``: by point, ``predicted / observed - 1`` of the round's length.
+    """
+
+    cost_s: dict[str, float]
+    error_s: dict[str, float]
+    inside: dict[str, tuple[str, ...]]
+    saturating_s: float
+    saturation_tokens: float
+    first_token_s: float
+    points: tuple[LoadPoint, ...]
+    misses: Floats
+
+    @property
+    def rms(self) -> float:
+        """Root mean square of the relative residuals."""
+        return float(np.sqrt(np.mean(self.misses**2)))
+
+    @property
+    def worst(self) -> float:
+        """Largest relative residual, as a size."""
+        return float(np.abs(self.misses).max())
+
+    @property
+    def batch_tokens(self) -> tuple[int, int]:
+        """Smallest and largest batch, in tokens, among the runs."""
+        tokens = running(self.points) * np.array([1 + (point.draft_tokens or 0) for point in self.points])
+        return max(1, round(float(tokens.min()))), max(1, round(float(tokens.max())))
+
+    def predict_s(self, points: Sequence[LoadPoint]) -> Floats:
+        """Return seconds of a round at other points; ``ttft_s`` is used, where given, for how many wait."""
+        amounts = amounts_of(points, self.saturation_tokens)
+        parts = {**self.cost_s, "saturating": self.saturating_s}
+        return np.asarray(sum(cost * amounts[name] for name, cost in parts.items()))
+
+    def predict_tpot_s(self, points: Sequence[LoadPoint]) -> Floats:
+        """Return seconds a token of a request at other points."""
+        return self.predict_s(points) / _accepted(points)
+
+
+def rounds_s(points: Sequence[LoadPoint]) -> Floats:
+    """Return each run's mean round in seconds: accepted length x TPOT.
+
+    Where only throughput is known the round is ``concurrency x accepted length / throughput``, which holds the waits
+    for first tokens too.
+    """
+    seconds = []
+    for point in points:
+        accepted = point.accepted_length or 1.0
+        if point.tpot_s is not None:
+            seconds.append(accepted * point.tpot_s)
+        else:
+            assert point.output_tokens_per_s is not None
+            seconds.append(accepted * point.concurrency / point.output_tokens_per_s)
+    return np.array(seconds)
+
+
+def running(points: Sequence[LoadPoint]) -> Floats:
+    """Return how many requests decode: the concurrency less those that queue.
+
+    A request that waits longer for its first token than those of its prompt length do at their lightest load is taken
+    to queue for so long.
+    """
+    lightest: dict[float | None, float] = {}
+    for point in points:
+        if point.ttft_s is not None:
+            lightest[point.prompt_tokens] = min(lightest.get(point.prompt_tokens, np.inf), point.ttft_s)
+    found = []
+    for point in points:
+        share = 1.0
+        if point.ttft_s is not None and point.tpot_s is not None and point.output_tokens is not None:
+            decode = point.tpot_s * max(point.output_tokens - 1, 1.0)
+            queued = point.ttft_s - lightest[point.prompt_tokens]
+            # Under a fifth it is prefill of many at once, which decoding requests wait for as well.
+            share = decode / (queued + decode) if queued > 0.2 * decode else 1.0
+        found.append(point.concurrency * share)
+    return np.array(found)
+
+
+def _accepted(points: Sequence[LoadPoint]) -> Floats:
+    return np.array([point.accepted_length or 1.0 for point in points])
+
+
+def amounts_of(
+    points: Sequence[LoadPoint], saturation_tokens: float, draft_per_token: bool = False
+) -> dict[str, Floats]:
+    """Return how much of each cost a round of each run pays for; lengths that are not known count as none."""
+    requests = running(points)
+    drafts = np.array([float(point.draft_tokens or 0) for point in points])
+    speculates = np.where(drafts > 0, drafts if draft_per_token else 1.0, 0.0)
+    prompt = np.array([point.prompt_tokens or 0.0 for point in points])
+    output = np.array([point.output_tokens or np.inf for point in points])
+    let_in = requests * _accepted(points) / output
+    context = prompt + np.where(np.isfinite(output), output / 2, 0.0)
+    tokens = requests * (1 + drafts)
+    return {
+        "floor": np.ones_like(requests),
+        "batch_token": tokens,
+        "saturating": -np.expm1(-tokens / saturation_tokens),
+        "draft": speculates,
+        "draft_request": speculates * requests,
+        "context_token": requests * context,
+        "prompt_token": let_in * prompt,
+        "admission": let_in,
+        "request": requests,
+    }
+
+
+def fit_closed_loop(
+    points: Sequence[LoadPoint],
+    *,
+    request_share: float | None = None,
+    draft_per_token: bool = False,
+    saturating: bool = True,
+) -> ClosedLoopFit:
+    """Fit the law of a step to closed-loop runs; see the module for the equation.
+
+    Parameters
+    ----------
+    points : runs
+        Those that speculate need ``accepted_length`` and ``draft_tokens``.
+    request_share : float in [0, 1], optional
+        Share of the slope over load to charge to requests instead of to batch tokens where the runs cannot tell; an
+        assumption, and the caller's. None: nothing is assumed, and where runs with and without speculation are mixed
+        but do not settle it, the fit is refused.
+    draft_per_token : bool
+        Each draft token is a pass of the drafter (a chain) rather than one pass for all.
+    saturating : bool
+        Try a term that saturates (experts still being loaded); it is kept where it is clearly better.
+
+    Raises
+    ------
+    ProfileError
+        Where what was asked for cannot be identified; it names the measurement that would settle it.
+    """
+    check_identifiable(points, request_share=request_share, draft_per_token=draft_per_token)
+    observed = rounds_s(points)
+    most = float(amounts_of(points, 1.0)["batch_token"].max())
+    best = _fit(points, observed, None, request_share, draft_per_token)
+    if saturating:
+        scales = np.geomspace(2.0, max(most / 2, 4.0), 12)
+        others = [_fit(points, observed, float(scale), request_share, draft_per_token) for scale in scales]
+        better = min(others, key=lambda other: other[1])
+        if better[1] < best[1] - CLEARLY:
+            best = better
+    return best[0]
+
+
+def _fit(
+    points: Sequence[LoadPoint],
+    observed: Floats,
+    saturation: float | None,
+    request_share: float | None,
+    draft_per_token: bool,
+) -> tuple[ClosedLoopFit, float]:
+    amounts = amounts_of(points, saturation or 1.0, draft_per_token)
+    if request_share is not None:
+        # With the split of the slope given, one column holds both.
+        amounts["batch_token"] = (1 - request_share) * amounts["batch_token"] + request_share * amounts["request"]
+    named = [name for name in COSTS if request_share is None or name != "request"]
+    if saturation is not None:
+        named.insert(2, "saturating")
+    keep, inside = tell_apart({name: amounts[name] for name in named}, observed)
+    keep += [name for name in SHARED if name not in keep and amounts[name].any()]
+    rows, waits = _first_token_rows(points)
+    trust = np.concatenate([np.ones_like(observed), np.full(waits.size, FIRST_TOKEN_TRUST)])
+    columns = {name: np.concatenate([amounts[name], np.zeros(waits.size)]) for name in keep}
+    if waits.size:
+        columns["first_token"] = np.concatenate([np.zeros_like(observed), np.ones_like(waits)])
+        columns["prompt_token"] = np.concatenate([amounts["prompt_token"], rows])
+        if len(set(rows)) > 1:
+            inside.pop("prompt_token", None)
+    fit = fit_costs(columns, np.concatenate([observed, waits]), list(columns), trust)
+    return _to_law(points, fit, inside, saturation, request_share, observed.size)
+
+
+def _to_law(
+    points: Sequence[LoadPoint],
+    fit: Fit,
+    inside: dict[str, tuple[str, ...]],
+    saturation: float | None,
+    request_share: float | None,
+    rows: int,
+) -> tuple[ClosedLoopFit, float]:
+    cost, error = ({name: values.get(name, 0.0) for name in COSTS} for values in (fit.cost, fit.error))
+    if request_share is not None:
+        slope, its_error = cost["batch_token"], error["batch_token"]
+        cost |= {"batch_token": (1 - request_share) * slope, "request": request_share * slope}
+        error |= {"batch_token": (1 - request_share) * its_error, "request": request_share * its_error}
+    misses = fit.misses[:rows]
+    law = ClosedLoopFit(
+        cost_s=cost,
+        error_s=error,
+        inside={name: hosts for name, hosts in inside.items() if name in COSTS},
+        saturating_s=fit.cost.get("saturating", 0.0),
+        saturation_tokens=saturation or 1.0,
+        first_token_s=fit.cost.get("first_token", 0.0),
+        points=tuple(points),
+        misses=misses,
+    )
+    costs = sum(1 for name, value in fit.cost.items() if value > 0 and name != "first_token")
+    return law, information(misses, costs + (saturation is not None))
+
+
+def _first_token_rows(points: Sequence[LoadPoint]) -> tuple[Floats, Floats]:
+    """Return prompt length and wait for the first token of the lightest load of each combination of lengths."""
+    lightest: dict[tuple[float, float | None], LoadPoint] = {}
+    for point in points:
+        if point.ttft_s is not None and point.prompt_tokens is not None:
+            key = (point.prompt_tokens, point.output_tokens)
+            if key not in lightest or point.concurrency < lightest[key].concurrency:
+                lightest[key] = point
+    chosen = [
+        point
+        for point in points
+        if point.ttft_s is not None
+        and point.prompt_tokens is not None
+        and point.concurrency == lightest[point.prompt_tokens, point.output_tokens].concurrency
+    ]
+    return (
+        np.array([point.prompt_tokens or 0.0 for point in chosen]),
+        np.array([point.ttft_s or 0.0 for point in chosen]),
+    )
+
+
+def check_identifiable(
+    points: Sequence[LoadPoint], *, request_share: float | None = None, draft_per_token: bool = False
+) -> None:
+    """Raise `ProfileError`, naming the measurement that would settle it, where the runs cannot carry a fit."""
+    faults = [
+        Fault(
+            "speculation without an accepted length: a round's length and what it yields cannot be told apart; "
+            "settle it "
+            "with the engine's acceptance counters over this run, or give accepted_length",
+            point.place or None,
+        )
+        for point in points
+        if point.speculates and point.accepted_length is None
+    ]
+    faults += [
+        Fault(
+            "speculation without a draft length: how many tokens a round verifies is not known; give k",
+            point.place or None,
+        )
+        for point in points
+        if point.speculates and point.draft_tokens is None
+    ]
+    if faults:
+        raise ProfileError(*faults)
+    plain = sorted({point.concurrency for point in points if not point.speculates})
+    drafted = sorted({point.concurrency for point in points if point.speculates})
+    if not plain and drafted:
+        raise ProfileError(
+            Fault(
+                "every run speculates: the time to draft is inside every round and cannot be taken out; settle it "
+                "with runs "
+                f"without speculation at the same concurrencies ({', '.join(f'{c:g}' for c in drafted)})"
+            )
+        )
+    if len(plain) < MIN_LOADS:
+        have = ", ".join(f"{c:g}" for c in plain) or "none"
+        raise ProfileError(
+            Fault(
+                f"a law of step time needs runs without speculation at {MIN_LOADS} concurrencies or more (got "
+                f"{have}): two give "
+                "a level and a slope, the third says how wrong they are"
+            )
+        )
+    if drafted:
+        _check_drafting(points, request_share, draft_per_token, plain, drafted)
+
+
+def _check_drafting(
+    points: Sequence[LoadPoint],
+    request_share: float | None,
+    draft_per_token: bool,
+    plain: list[float],
+    drafted: list[float],
+) -> None:
+    if not set(plain) & set(drafted):
+        raise ProfileError(
+            Fault(
+                "runs with and without speculation share no concurrency: "
+                f"{', '.join(f'{c:g}' for c in drafted)} with, {', '.join(f'{c:g}' for c in plain)} without; one of "
+                "each at the "
+                "same load separates the time to draft from the step"
+            )
+        )
+    lengths = sorted({point.draft_tokens for point in points if point.speculates and point.draft_tokens})
+    if len(drafted) < 2:
+        raise ProfileError(
+            Fault(
+                f"runs with speculation at one concurrency only ({drafted[0]:g}): what drafting costs at once and "
+                "what it costs "
+                "a request cannot be told apart; settle it with a second concurrency"
+            )
+        )
+    if request_share is None and (len(lengths) < 2 or draft_per_token):
+        why = (
+            "each draft token is a pass of its own and a verified token too, so that"
+            if draft_per_token
+            else f"all speculative runs have k = {lengths[0]}, so that"
+        )
+        settle = (
+            "a table of step time by batch tokens (--step-table) or of draft time by requests (--draft-table)"
+            if draft_per_token
+            else "the same concurrencies at a second k, a table of step time by batch tokens (--step-table) or of "
+            "draft time by requests (--draft-table)"
+        )
+        raise ProfileError(
+            Fault(
+                f"{why} what a drafted request and what a verified token costs cannot be told apart; settle it with "
+                f"{settle}, or assume how the slope over load divides (--request-share 0: all to tokens)"
+            )
+        )
+
+
+def with_accepted_length(points: Sequence[LoadPoint], by_draft_tokens: Mapping[int, float]) -> list[LoadPoint]:
+    """Give the speculative runs that lack one an accepted length, by their draft length."""
+    return [
+        replace(point, accepted_length=by_draft_tokens.get(point.draft_tokens))
+        if point.accepted_length is None and point.draft_tokens is not None
+        else point
+        for point in points
+    ]
