@@ -24,7 +24,8 @@ def parser() -> argparse.ArgumentParser:
         "generate",
         "Decode one prompt by speculation. Accepted draft tokens are printed as they are (green on a terminal), "
         "tokens\nof the target in [brackets], the first refused draft token of a round in ~tildes~.",
-        "python -m decoder.generate --target ../shared/reference/deepspec/checkpoints/target_a_qwen3_4l_tied \\\n"
+        "python -m decoder.generate --prompt 'def mean(xs):'\n"
+        "  python -m decoder.generate --target ../shared/reference/deepspec/checkpoints/target_a_qwen3_4l_tied \\\n"
         "      --drafter ../shared/reference/deepspec/checkpoints/dspark_vanilla_block7 --prompt-ids 253,5,9,200,31",
     )
     what = out.add_mutually_exclusive_group(required=True)

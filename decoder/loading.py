@@ -16,6 +16,7 @@ from decoder.calibration import Calibration, load_calibration
 from decoder.checkpoint import load_drafter
 from decoder.drafter import Drafter
 from decoder.errors import CheckpointError, Fault, InputError, RequestError
+from decoder.lab.targets import drafter_folder, target_folder
 from decoder.rates import FlatRates, ProfileRates, Rates
 from decoder.sampling import Sampling
 from decoder.session import Decoder, Generation, Request
@@ -42,6 +43,8 @@ class Models:
     calibration: Calibration | None
     tokenizer: Any
     eos_ids: frozenset[int]
+    #: Whether a prompt goes into the target's chat template.
+    chat: bool
 
     @property
     def decode(self) -> Decode | None:
@@ -63,8 +66,10 @@ def load_models(options: argparse.Namespace) -> Models:
         torch.set_num_threads(options.threads)
     device = check_device(options.device)
     dtype = TORCH_DTYPES[options.dtype]
-    target = load_target(options.target, device=device, dtype=dtype)
-    drafter = load_drafter(options.drafter, target, device=device, dtype=dtype) if options.drafter else None
+    drafter_at = drafter_folder(options.drafter, options.target)
+    folder = target_folder(options.target, options.lab)
+    target = load_target(folder, device=device, dtype=dtype)
+    drafter = load_drafter(drafter_at, target, device=device, dtype=dtype) if drafter_at else None
     calibration = load_calibration(options.calibration) if options.calibration else None
     if calibration is not None:
         if drafter is None:
@@ -77,8 +82,9 @@ def load_models(options: argparse.Namespace) -> Models:
                     key="drafter",
                 )
             )
-    tokenizer = load_tokenizer(options.target)
-    return Models(target, drafter, calibration, tokenizer, eos_ids(target))
+    tokenizer = load_tokenizer(folder)
+    chat = not options.raw and bool(getattr(tokenizer, "chat_template", None))
+    return Models(target, drafter, calibration, tokenizer, eos_ids(target), chat)
 
 
 def check_device(name: str) -> str:
@@ -169,9 +175,15 @@ class Prompt:
 
 
 def encode(text: str, models: Models, where: str) -> tuple[int, ...]:
-    """Return the tokens of a text; raises `RequestError` without a tokenizer."""
+    """Return the tokens of a text, as what a user says where the target has a chat template.
+
+    Raises `RequestError` without a tokenizer.
+    """
     if models.tokenizer is None:
         raise RequestError(Fault("the target folder has no tokenizer; give token ids instead of text", where))
+    if models.chat:
+        messages = [{"role": "user", "content": text}]
+        return tuple(models.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
     return tuple(int(token) for token in models.tokenizer.encode(text))
 
 

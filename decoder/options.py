@@ -17,12 +17,21 @@ def command_parser(name: str, description: str, example: str) -> argparse.Argume
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     models = parser.add_argument_group("models")
-    models.add_argument("--target", type=Path, metavar="DIR", required=True, help="local Hugging Face folder")
-    models.add_argument("--drafter", type=Path, metavar="DIR", help="draft checkpoint, or a smaller language model")
+    models.add_argument(
+        "--target", default="smollm2", metavar="NAME", help="smollm2 (default), tiny, or a local Hugging Face folder"
+    )
+    models.add_argument(
+        "--drafter",
+        metavar="NAME",
+        help="one that ships with the target (dspark, mtp), a draft checkpoint, a smaller language model, or none "
+        "(default: the target's dspark, where one ships)",
+    )
+    models.add_argument("--lab", type=Path, default=Path("lab"), metavar="DIR", help="named targets lie there (lab)")
     models.add_argument("--calibration", type=Path, metavar="FILE", help="temperatures from decoder.calibrate")
     models.add_argument("--device", default="cpu", metavar="NAME", help="cpu, cuda or cuda:N (default: cpu)")
     models.add_argument("--dtype", choices=DTYPES, default="float32", help="of both models (default: float32)")
     models.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all)")
+    models.add_argument("--raw", action="store_true", help="text goes to the target as it is, in no chat template")
     chance = parser.add_argument_group("sampling")
     chance.add_argument("--temperature", type=float, default=1.0, help="0 is greedy (default: 1)")
     chance.add_argument("--top-k", type=int, default=0, help="0: all tokens (default)")

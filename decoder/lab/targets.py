@@ -1,4 +1,4 @@
-"""Targets by name: what ``--target`` may say besides a folder."""
+"""Targets and drafters by name: what ``--target`` and ``--drafter`` may say besides a folder."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from decoder.errors import Fault, TargetError
+from decoder.errors import CheckpointError, Fault, TargetError
 
 #: Where the lab keeps what it makes, unless a command says otherwise.
 LAB = Path("lab")
+#: Draft checkpoints that ship, ``<target>/<drafter>``; `make lab` writes them.
+SHIPPED = Path(__file__).resolve().parents[1] / "checkpoints"
 SMOLLM2 = "smollm2"
 TINY = "tiny"
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -40,6 +42,23 @@ def target_folder(name: Path | str, lab: Path = LAB) -> Path:
 def target_name(name: Path | str) -> str:
     """Return the short name under which the lab files a target's data."""
     return Path(name).resolve().name if Path(name).is_dir() else str(name)
+
+
+def drafter_folder(name: str | None, target: Path | str) -> Path | None:
+    """Return the folder of a drafter: a shipped one's by name, or the folder itself; None for no drafter.
+
+    ``name`` None: the first that ships for this target, DSpark before others, where one does. Raises `CheckpointError`
+    for a name that is neither.
+    """
+    shipped = sorted(path.name for path in (SHIPPED / str(target)).glob("*") if path.is_dir())
+    if name == "none" or (name is None and not shipped):
+        return None
+    if name is None or name in shipped:
+        return SHIPPED / str(target) / (name or shipped[0])
+    if not Path(name).is_dir():
+        known = ", ".join((*shipped, "none"))
+        raise CheckpointError(Fault(f"no such folder, and no drafter that ships for {target}; those do: {known}", name))
+    return Path(name)
 
 
 def target_sha256(folder: Path) -> str:
