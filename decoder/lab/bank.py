@@ -1,8 +1,8 @@
 """What a drafter is worth at every place of a text that the target wrote.
 
-At each place of the answer a block is drafted as the decoder would draft it there: the token at the place is the anchor,
-everything before it is committed, and draft token k is proposed after the text's own tokens up to k. Nothing is sampled,
-so that every place says what it has to say exactly, and one pass over the text serves them all.
+At each place of the answer a block is drafted as the decoder would draft it there: the token at the place is the
+anchor, everything before it is committed, and draft token k is proposed after the text's own tokens up to k. Nothing is
+sampled, so that every place says what it has to say exactly, and one pass over the text serves them all.
 
 ==================  ====================================================================================================
 ``chance``          1 - TV of the draft's distribution q and the target's p: the chance that a token drawn from q passes
@@ -12,14 +12,15 @@ so that every place says what it has to say exactly, and one pass over the text 
 ==================  ====================================================================================================
 
 Followed along the text, ``outcome`` is what speculative decoding does to *this* text, exactly: a token is emitted with
-chance p whatever is drafted, and given the token, acceptance is independent of everything else. ``chance`` is steadier at
-one place, but a product of it over a block is not the block's survival: a prefix that was accepted is not any prefix.
+chance p whatever is drafted, and given the token, acceptance is independent of everything else. ``chance`` is steadier
+at one place, but a product of it over a block is only nearly the block's survival: a prefix that was accepted is not
+any prefix.
 At temperature 0 all three are 1 where the drafter's likeliest token is the text's, else 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +38,7 @@ from decoder.kv_cache import KvCache
 from decoder.lab.store import Text
 from decoder.sampling import largest, working_dtype
 from decoder.small_model import SmallModelDrafter
+from decoder.vocabulary import draft_ids
 
 #: Rows of blocks in one pass: longer passes spend their time on blocks that do not look at each other.
 ROWS_AT_ONCE = 512
@@ -98,6 +100,7 @@ def judge_text(
     temperature: float,
     draft_length: int,
     seed: int = 0,
+    written: bool = True,
 ) -> Judged:
     """Draft a block at every place of a text and judge it.
 
@@ -115,6 +118,9 @@ def judge_text(
         Draft tokens of a block.
     seed : int
         Of the outcomes.
+    written : bool
+        Whether the target wrote the text at this temperature. What a person wrote is not drawn from p: outcomes then
+        have ``chance``.
     """
     places = places_of(text, draft_length)
     n, first = len(places), text.prompt_tokens
@@ -133,7 +139,8 @@ def judge_text(
             out["token_chance"][rows, k] = token_chance.double().cpu().numpy()
     place = np.arange(n)
     judged_at = place[:, None] + 1 + np.arange(draft_length)
-    return Judged(place, out["logits"], out["chance"], out["token_chance"], uniform[judged_at] < out["token_chance"])
+    outcome = uniform[judged_at] < out["token_chance" if written else "chance"]
+    return Judged(place, out["logits"], out["chance"], out["token_chance"], outcome)
 
 
 def _chances(drafted: Drafted, target: Tensor, token_ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -206,7 +213,7 @@ def _blocks(
             confidence = net.confidence_head(here, embedding)
         else:
             confidence = top_probability_logits(logits)
-        yield Drafted(logits, confidence, _draft_vocabulary(net))
+        yield Drafted(logits, confidence, draft_ids(net))
 
 
 def _chains(
@@ -228,7 +235,7 @@ def _chains(
             sees = torch.cat([sees, own], 1)
             states = net.rows(tokens[places + k], states, places + k - 1, cache, sees)
         logits = net.logits(states)
-        yield Drafted(logits, top_probability_logits(logits), _draft_vocabulary(net))
+        yield Drafted(logits, top_probability_logits(logits), draft_ids(net))
 
 
 def _small_model(drafter: SmallModelDrafter, tokens: Tensor, places: Tensor, draft_length: int) -> Iterator[Drafted]:
@@ -248,12 +255,3 @@ def top_probability_logits(logits: Tensor) -> Tensor:
     rest = probs.sum(-1) - top
     odds = torch.log(top / rest).clamp(-SURE, SURE)
     return torch.where(rest > 0, odds, torch.full_like(odds, SURE))
-
-
-def _draft_vocabulary(net: object) -> Tensor | None:
-    return None
-
-
-def draft_lengths(drafters: Sequence[Drafter], chained: int | None) -> list[int]:
-    """Return how many draft tokens to record of each drafter: its trained length, or ``chained`` where it is one."""
-    return [drafter.trained_length if chained is None or not drafter.chained else chained for drafter in drafters]
