@@ -16,6 +16,7 @@ from decoder.confidence import ConfidenceHead
 from decoder.config import DraftConfig
 from decoder.layers import Attention, Mlp, RmsNorm, Rotary
 from decoder.markov import make_markov_head
+from decoder.vocabulary import register_map
 
 KeysValues = tuple[Tensor, Tensor]
 
@@ -54,10 +55,11 @@ class ParallelBackbone(nn.Module):
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
         self.fc = nn.Linear(config.hidden_size * len(config.target_layer_ids), config.hidden_size, bias=False)
         self.hidden_norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = nn.Linear(config.hidden_size, config.draft_vocabulary, bias=False)
         self.markov_head = make_markov_head(config)
         self.confidence_head = ConfidenceHead(config) if config.enable_confidence_head else None
         self.rotary = Rotary(config.head_dim, config.rope_theta)
+        register_map(self, config)
 
     def project(self, features: Tensor) -> Tensor:
         """Return what the layers see of target features ``[batch, tokens, layers * hidden_size]``."""

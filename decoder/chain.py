@@ -18,6 +18,7 @@ from decoder.config import DraftConfig
 from decoder.drafter import Reads
 from decoder.kv_cache import KvCache
 from decoder.sampling import DraftSampler
+from decoder.vocabulary import draft_ids
 
 
 class ChainNet(Protocol):
@@ -30,17 +31,23 @@ class ChainNet(Protocol):
         ...
 
     def rows(
-        self, token_ids: Tensor, states: Tensor, positions: Tensor, cache: KvCache, mask: Tensor | None = None
+        self,
+        token_ids: Tensor,
+        states: Tensor,
+        positions: Tensor,
+        cache: KvCache,
+        mask: Tensor | None = None,
+        wanted: Tensor | None = None,
     ) -> Tensor:
         """Append rows to ``cache`` and return their states, ``[rows, hidden_size]``.
 
         They are causal among themselves, unless ``mask`` (bool, ``[rows, all rows of the cache]``) says where each may
-        look.
+        look. ``wanted``: numbers of the rows whose states are returned; the others are appended alone.
         """
         ...
 
     def logits(self, states: Tensor) -> Tensor:
-        """Return the logits of the token after each row, ``[rows, vocabulary]``."""
+        """Return the logits of the token after each row, ``[rows, draft vocabulary]``."""
         ...
 
 
@@ -52,6 +59,7 @@ class ChainDrafter:
 
     def __init__(self, net: ChainNet) -> None:
         self.net = net
+        self.draft_ids = draft_ids(net)
         self.kind = net.config.kind
         self.trained_length = net.config.ttt_length
         self.feature_layers = net.config.target_layer_ids
@@ -95,7 +103,7 @@ class ChainRequestDrafter:
             for k in range(length):
                 logits = self.drafter.net.logits(state)[0]
                 confidence_logits.append(top_probability_logit(logits))
-                token = sampler.draw(logits)
+                token = sampler.draw(logits, self.drafter.draft_ids)
                 if k + 1 < length:
                     state = self._append([token], state)
         finally:

@@ -23,6 +23,7 @@ from decoder.errors import CheckpointError, Fault
 from decoder.mtp import MtpNet
 from decoder.small_model import SmallModelDrafter
 from decoder.target import HfTarget, Target, load_target
+from decoder.vocabulary import MAP, map_faults, rows_of, target_ids
 
 DraftNet = ParallelBackbone | Eagle3Net | MtpNet
 
@@ -107,18 +108,27 @@ def load_net(
         elif tensors[name].shape != expected[name].shape:
             shapes = list(tensors[name].shape), list(expected[name].shape)
             faults.append(Fault(f"shape {shapes[0]}; expected {shapes[1]}", str(weights_file), key=name))
+        elif name in MAP:
+            continue
         elif not tensors[name].is_floating_point() or not bool(torch.isfinite(tensors[name]).all()):
             faults.append(Fault("holds values that are not finite numbers", str(weights_file), key=name))
+    if config.draft_vocab_size is not None and not faults:
+        faults += map_faults(tensors, config.vocab_size, str(weights_file))
     if faults:
         raise CheckpointError(*faults)
+    token_ids = target_ids(tensors["d2t"]) if config.draft_vocab_size is not None else None
     for name in config.shared_with_target:
         if not isinstance(target, HfTarget):
             raise CheckpointError(
                 Fault("the target has no tensors to share", str(config_file), key="shared_with_target")
             )
-        tensors[name] = target.embed_tokens if name == "embed_tokens.weight" else target.lm_head
+        tensors[name] = target.embed_tokens if name == "embed_tokens.weight" else rows_of(target.lm_head, token_ids)
     # Tensors take the place of meta ones: fresh weights would be drawn only to be thrown away.
-    net.load_state_dict({name: tensor.to(device=device, dtype=dtype) for name, tensor in tensors.items()}, assign=True)
+    placed = {
+        name: tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else tensor.dtype)
+        for name, tensor in tensors.items()
+    }
+    net.load_state_dict(placed, assign=True)
     return net
 
 
@@ -132,10 +142,11 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(Fault(f"not a safetensors file, or cut short: {fault}", str(path))) from None
 
 
-def save_net(net: DraftNet, folder: Path | str) -> None:
+def save_net(net: DraftNet, folder: Path | str, dtype: torch.dtype | None = None) -> None:
     """Write a draft model; the folder appears by rename, whole or not at all, and must not exist before.
 
-    Tensors that the config shares with the target are left out.
+    Tensors that the config shares with the target are left out. ``dtype``: of the weights in the file (default: as
+    they are).
     """
     folder = Path(folder)
     if folder.exists():
@@ -144,10 +155,10 @@ def save_net(net: DraftNet, folder: Path | str) -> None:
     part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         raw = dump_config(net.config)
-        raw["dtype"] = str(net.lm_head.weight.dtype).removeprefix("torch.")
+        raw["dtype"] = str(dtype or net.lm_head.weight.dtype).removeprefix("torch.")
         (part / CONFIG).write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
         kept = {
-            name: tensor.detach().cpu().contiguous()
+            name: tensor.detach().to(device="cpu", dtype=dtype if tensor.is_floating_point() else None).contiguous()
             for name, tensor in net.state_dict().items()
             if name not in net.config.shared_with_target
         }

@@ -6,13 +6,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from decoder.errors import CheckpointError, Fault
 
-DSPARK = "Qwen3DSparkModel"
-EAGLE3 = "Qwen3Eagle3Model"
-MTP = "Qwen3MtpModel"
+DSPARK: Final = "Qwen3DSparkModel"
+EAGLE3: Final = "Qwen3Eagle3Model"
+MTP: Final = "Qwen3MtpModel"
 
 #: Tensors that a checkpoint may leave to its target, where its config says so.
 SHAREABLE = ("embed_tokens.weight", "lm_head.weight")
@@ -24,7 +24,8 @@ class DraftConfig:
 
     ``block_size`` and ``mask_token_id`` belong to parallel drafters (DFlash, DSpark), ``ttt_length`` (the steps that
     training unrolled) to chained ones (EAGLE-3, MTP). ``target_layer_ids``: layer outputs of the target that the
-    drafter reads; -1 is the embedding's. ``shared_with_target``: our extension; these tensors are not in the file and
+    drafter reads; -1 is the embedding's. ``draft_vocab_size``: tokens that it can draft, None: all (see
+    `decoder.vocabulary`). ``shared_with_target``: our extension; these tensors are not in the file and
     come from the target.
     """
 
@@ -49,6 +50,7 @@ class DraftConfig:
     enable_confidence_head: bool = False
     confidence_head_with_markov: bool = False
     ttt_length: int = 1
+    draft_vocab_size: int | None = None
     shared_with_target: tuple[str, ...] = ()
     #: Keys we do not use, kept so that a checkpoint is written back as it was read.
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -59,6 +61,11 @@ class DraftConfig:
         if self.architecture == DSPARK:
             return "dspark" if self.markov_rank > 0 else "dflash"
         return {EAGLE3: "eagle3", MTP: "mtp"}[self.architecture]
+
+    @property
+    def draft_vocabulary(self) -> int:
+        """Tokens that the draft head scores."""
+        return self.draft_vocab_size or self.vocab_size
 
     @property
     def trained_length(self) -> int:
@@ -124,9 +131,9 @@ def parse_config(raw: Mapping[str, Any], file: str | None = None) -> DraftConfig
         fault("use_sliding_window", "sliding windows are not supported: a drafter sees its whole context")
     if raw.get("hidden_act", "silu") != "silu":
         fault("hidden_act", f"expected 'silu'; got '{raw['hidden_act']}'")
-    draft_vocabulary = raw.get("draft_vocab_size")
-    if draft_vocabulary is not None and draft_vocabulary != raw.get("vocab_size"):
-        fault("draft_vocab_size", f"a reduced draft vocabulary ({draft_vocabulary}) is not supported")
+    reduced, vocabulary = raw.get("draft_vocab_size"), raw.get("vocab_size")
+    if type(reduced) is int and type(vocabulary) is int and reduced > vocabulary:
+        fault("draft_vocab_size", f"{reduced} is more than the vocabulary of {vocabulary} tokens")
     shared = tuple(raw.get("shared_with_target", ()))
     for name in shared:
         if name not in SHAREABLE:
@@ -135,12 +142,14 @@ def parse_config(raw: Mapping[str, Any], file: str | None = None) -> DraftConfig
         fault("markov_head_type", f"expected vanilla, gated or rnn; got '{raw['markov_head_type']}'")
     if raw.get("confidence_head_with_markov") and not raw.get("markov_rank", 0):
         fault("confidence_head_with_markov", "needs a Markov head (markov_rank above 0)")
-    mask, vocabulary = raw.get("mask_token_id"), raw.get("vocab_size")
+    mask = raw.get("mask_token_id")
     if isinstance(mask, int) and isinstance(vocabulary, int) and not 0 <= mask < vocabulary:
         fault("mask_token_id", f"{mask} lies outside the vocabulary of {vocabulary} tokens")
     if faults:
         raise CheckpointError(*faults)
     plain = {key: raw[key] for key in _PLAIN if raw.get(key) is not None}
+    if reduced == vocabulary:
+        plain.pop("draft_vocab_size", None)  # the whole vocabulary: there is no map
     used = {*plain, "architectures", "target_layer_ids", "rope_theta", "shared_with_target"}
     return DraftConfig(
         architecture=architecture,

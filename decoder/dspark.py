@@ -12,6 +12,7 @@ from decoder.confidence import top_probability_logit
 from decoder.drafter import Reads, check_length
 from decoder.kv_cache import KvCache
 from decoder.sampling import DraftSampler
+from decoder.vocabulary import draft_ids
 
 
 class BlockDrafter:
@@ -23,6 +24,7 @@ class BlockDrafter:
 
     def __init__(self, net: ParallelBackbone) -> None:
         self.net = net
+        self.draft_ids = draft_ids(net)
         self.kind = net.config.kind
         self.trained_length = net.config.block_size
         self.feature_layers = net.config.target_layer_ids
@@ -86,7 +88,7 @@ class BlockRequestDrafter:
                 confidence_logits.append(float(net.confidence_head(hidden[k], embedding)))
             else:
                 confidence_logits.append(top_probability_logit(logits))
-            prev = sampler.draw(logits)
+            prev = sampler.draw(logits, self.drafter.draft_ids)
         return confidence_logits
 
     def fork(self, tokens: int) -> BlockRequestDrafter:

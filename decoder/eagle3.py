@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from decoder.config import DraftConfig
 from decoder.kv_cache import KvCache
 from decoder.layers import Attention, Mlp, RmsNorm, Rotary
+from decoder.vocabulary import register_map
 
 
 class Eagle3Layer(nn.Module):
@@ -36,8 +39,9 @@ class Eagle3Net(nn.Module):
         self.fc = nn.Linear(config.hidden_size * len(config.target_layer_ids), config.hidden_size, bias=False)
         self.layers = nn.ModuleList([Eagle3Layer(config)])
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = nn.Linear(config.hidden_size, config.draft_vocabulary, bias=False)
         self.rotary = Rotary(config.head_dim, config.rope_theta)
+        register_map(self, config)
 
     def fuse(self, features: Tensor) -> Tensor:
         """Project the target's features; see `ChainNet`."""
@@ -45,7 +49,13 @@ class Eagle3Net(nn.Module):
         return out
 
     def rows(
-        self, token_ids: Tensor, states: Tensor, positions: Tensor, cache: KvCache, mask: Tensor | None = None
+        self,
+        token_ids: Tensor,
+        states: Tensor,
+        positions: Tensor,
+        cache: KvCache,
+        mask: Tensor | None = None,
+        wanted: Tensor | None = None,
     ) -> Tensor:
         """Append rows; see `ChainNet`."""
         layer = self.layers[0]
@@ -55,7 +65,10 @@ class Eagle3Net(nn.Module):
         keys, values = cache.append(0, *layer.self_attn.keys_values(x, cos, sin))
         if mask is None:
             mask = causal_mask(x.shape[1], keys.shape[-2], x.device)
-        y = states[None] + layer.self_attn(x, cos, sin, keys, values, mask)
+        states = states[None]
+        if wanted is not None:
+            states, x, cos, sin, mask = pick(wanted, states, x, cos, sin, mask)
+        y = states + layer.self_attn(x, cos, sin, keys, values, mask)
         out: Tensor = (y + layer.mlp(layer.post_attention_layernorm(y)))[0]
         return out
 
@@ -70,3 +83,8 @@ def causal_mask(new: int, total: int, device: torch.device) -> Tensor | None:
     if new == 1:
         return None
     return torch.ones(new, total, dtype=torch.bool, device=device).tril(total - new)
+
+
+def pick(wanted: Tensor, *parts: Tensor | None) -> Any:
+    """Return rows ``wanted`` of tensors ``[..., rows, width]``; what is None stays so."""
+    return [None if part is None else part[..., wanted, :] for part in parts]

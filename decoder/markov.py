@@ -26,9 +26,18 @@ class MarkovHead(Protocol):
     """A head as the drafter uses it, one position after another."""
 
     markov_w1: nn.Embedding
+    markov_w2: nn.Linear
+    recurrent: bool
+
+    def mix(self, prev_ids: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return ``z`` of a position, ``[..., rank]``, and the state for the next one; see `step`.
+
+        A head that is not ``recurrent`` takes all positions at once.
+        """
+        ...
 
     def step(self, prev_ids: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return the logit bias of a position, and the state for the next one.
+        """Return the logit bias of a position, ``W2 z``, and the state for the next one.
 
         Parameters
         ----------
@@ -41,24 +50,32 @@ class MarkovHead(Protocol):
 
         Returns
         -------
-        tensor [..., vocabulary], and the next state (None for heads without one)
+        tensor [..., draft vocabulary], and the next state (None for heads without one)
         """
         ...
 
 
 class _Embedded(nn.Module):
+    recurrent = False
+
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
+        # Any token can stand before a position, whatever can be drafted there.
         self.markov_w1 = nn.Embedding(config.vocab_size, config.markov_rank)
-        self.markov_w2 = nn.Linear(config.markov_rank, config.vocab_size, bias=False)
+        self.markov_w2 = nn.Linear(config.markov_rank, config.draft_vocabulary, bias=False)
+
+    def mix(self, prev_ids: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return ``z``; see `MarkovHead`."""
+        return self.markov_w1(prev_ids), None
+
+    def step(self, prev_ids: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return the bias; see `MarkovHead`."""
+        z, after = self.mix(prev_ids, hidden, state)
+        return self.markov_w2(z), after
 
 
 class VanillaMarkovHead(_Embedded):
     """The previous token alone."""
-
-    def step(self, prev_ids: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return the bias; see `MarkovHead`."""
-        return self.markov_w2(self.markov_w1(prev_ids)), None
 
 
 class GatedMarkovHead(_Embedded):
@@ -72,27 +89,29 @@ class GatedMarkovHead(_Embedded):
         """Return the gate, ``[..., rank]`` in (0, 1)."""
         return torch.sigmoid(self.gate_proj(torch.cat([hidden, embedding], -1)))
 
-    def step(self, prev_ids: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return the bias; see `MarkovHead`."""
+    def mix(self, prev_ids: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return ``z``; see `MarkovHead`."""
         embedding = self.markov_w1(prev_ids)
-        return self.markov_w2(self.gate(embedding, hidden) * embedding), None
+        return self.gate(embedding, hidden) * embedding, None
 
 
 class RnnMarkovHead(_Embedded):
     """All tokens of the block so far, in a recurrent state."""
 
+    recurrent = True
+
     def __init__(self, config: DraftConfig) -> None:
         super().__init__(config)
         self.joint_proj = nn.Linear(config.hidden_size + 2 * config.markov_rank, 3 * config.markov_rank)
 
-    def step(self, prev_ids: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return the bias and the state after this position; see `MarkovHead`."""
+    def mix(self, prev_ids: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return ``z`` and the state after this position; see `MarkovHead`."""
         embedding = self.markov_w1(prev_ids)
         before = torch.zeros_like(embedding) if state is None else state
         keep, candidate, output = self.joint_proj(torch.cat([before, embedding, hidden], -1)).chunk(3, -1)
         kept = torch.sigmoid(keep)
         after = kept * before + (1 - kept) * torch.tanh(candidate)
-        return self.markov_w2(torch.tanh(output)), after
+        return torch.tanh(output), after
 
 
 def make_markov_head(config: DraftConfig) -> VanillaMarkovHead | GatedMarkovHead | RnnMarkovHead | None:

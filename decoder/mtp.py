@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from decoder.config import DraftConfig
-from decoder.eagle3 import causal_mask
+from decoder.eagle3 import causal_mask, pick
 from decoder.kv_cache import KvCache
 from decoder.layers import Attention, Mlp, RmsNorm, Rotary
+from decoder.vocabulary import register_map
 
 
 class MtpLayer(nn.Module):
@@ -41,15 +42,22 @@ class MtpNet(nn.Module):
         self.eh_proj = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         self.layers = nn.ModuleList([MtpLayer(config) for _ in range(config.num_hidden_layers)])
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = nn.Linear(config.hidden_size, config.draft_vocabulary, bias=False)
         self.rotary = Rotary(config.head_dim, config.rope_theta)
+        register_map(self, config)
 
     def fuse(self, features: Tensor) -> Tensor:
         """Take the target's state as it is; see `ChainNet`."""
         return features.to(self.eh_proj.weight.dtype)
 
     def rows(
-        self, token_ids: Tensor, states: Tensor, positions: Tensor, cache: KvCache, mask: Tensor | None = None
+        self,
+        token_ids: Tensor,
+        states: Tensor,
+        positions: Tensor,
+        cache: KvCache,
+        mask: Tensor | None = None,
+        wanted: Tensor | None = None,
     ) -> Tensor:
         """Append rows; see `ChainNet`."""
         merged = torch.cat([self.enorm(self.embed_tokens(token_ids)), self.hnorm(states)], -1)
@@ -61,6 +69,8 @@ class MtpNet(nn.Module):
             keys, values = cache.append(index, *layer.self_attn.keys_values(normed, cos, sin))
             if mask is None:
                 mask = causal_mask(x.shape[1], keys.shape[-2], x.device)
+            if wanted is not None and index == len(self.layers) - 1:
+                x, normed, cos, sin, mask = pick(wanted, x, normed, cos, sin, mask)
             x = x + layer.self_attn(normed, cos, sin, keys, values, mask)
             x = x + layer.mlp(layer.post_attention_layernorm(x))
         out: Tensor = x[0]

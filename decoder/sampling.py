@@ -138,21 +138,28 @@ class Shaper:
         if token_ids and self.sampling.repetition_penalty != 1:
             self._seen[list(token_ids)] = True
 
-    def probs(self, logits: Tensor, drafts: Sequence[int] = (), what: str = "target") -> Tensor:
-        """Shape ``logits`` ``[rows, vocabulary]`` where row k follows the first k of ``drafts``.
+    def probs(
+        self, logits: Tensor, drafts: Sequence[int] = (), what: str = "target", token_ids: Tensor | None = None
+    ) -> Tensor:
+        """Shape ``logits`` where row k follows the first k of ``drafts``; return ``[rows, vocabulary]``.
 
-        With fewer rows than that, they are the last ones: a single row follows all ``drafts``.
+        With fewer rows than that, they are the last ones: a single row follows all ``drafts``. ``token_ids``: the
+        token of each logit, where these are of a reduced vocabulary; all other tokens are impossible.
         """
         check_finite(logits, what)
-        if self.sampling.repetition_penalty == 1:
-            return shape(logits, self.sampling)
-        rows = logits.shape[0]
-        seen = self._seen.expand(rows, -1).clone()
-        for row in range(rows):
-            count = len(drafts) - rows + 1 + row
-            if count > 0:
-                seen[row, list(drafts[:count])] = True
-        return shape(logits, self.sampling, seen)
+        seen = None
+        if self.sampling.repetition_penalty != 1:
+            rows = logits.shape[0]
+            seen = self._seen.expand(rows, -1).clone()
+            for row in range(rows):
+                count = len(drafts) - rows + 1 + row
+                if count > 0:
+                    seen[row, list(drafts[:count])] = True
+            seen = seen if token_ids is None else seen[:, token_ids]
+        probs = shape(logits, self.sampling, seen)
+        if token_ids is None:
+            return probs
+        return probs.new_zeros(probs.shape[0], self.vocabulary).index_copy_(1, token_ids, probs)
 
 
 class DraftSampler:
@@ -178,9 +185,12 @@ class DraftSampler:
         self.token_ids: list[int] = []
         self._rows: list[Tensor] = []
 
-    def draw(self, logits: Tensor) -> int:
-        """Draw the next draft token from the drafter's ``logits`` ``[vocabulary]``."""
-        row = self._shaper.probs(logits[None], self.token_ids, "drafter")
+    def draw(self, logits: Tensor, token_ids: Tensor | None = None) -> int:
+        """Draw the next draft token from the drafter's ``logits`` ``[vocabulary]``.
+
+        ``token_ids``: the target token of each logit, where the draft vocabulary is reduced.
+        """
+        row = self._shaper.probs(logits[None], self.token_ids, "drafter", token_ids)
         if self._greedy:
             row = one_hot(largest(row), row.shape[-1], row.dtype)
         token = self._luck.draft(row[0], self._anchor_position, len(self.token_ids))

@@ -135,7 +135,7 @@ class TrainingText:
 
     def _open(self, index: int, path: Path) -> None:
         try:
-            file = safe_open(path, "pt").__enter__()
+            file: Any = safe_open(path, "pt")
             token_ids, next_ids = file.get_tensor("token_ids"), file.get_tensor("next_ids")
             starts, prompts = file.get_tensor("starts").tolist(), file.get_tensor("prompts").tolist()
         except (OSError, SafetensorError) as fault:
@@ -221,6 +221,10 @@ class TrainingText:
         """Return the ``size`` tokens that answers hold most often, ascending; of equals, the lowest."""
         order = torch.sort(self.counts, descending=True, stable=True).indices
         return order[:size].sort().values
+
+    def rarest_token(self) -> int:
+        """Return the token that answers hold least often, the lowest of equals: what masks a draft position."""
+        return int(torch.sort(self.counts, stable=True).indices[0])
 
     def batch(self, documents: Sequence[int], layers: Sequence[int]) -> Batch:
         """Return documents by number, with the outputs of ``layers`` as features."""

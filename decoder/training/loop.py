@@ -30,7 +30,7 @@ from decoder.errors import Fault, InputError
 from decoder.training.batches import TrainingText
 from decoder.training.objective import Objective
 
-STATE = "state.safetensors"
+STATE = "training.state"  # safetensors; not by that name, which is that of weights
 METRICS = "metrics.jsonl"
 
 
@@ -104,7 +104,7 @@ def train(
     ----------
     objective, text, settings
     folder : path
-        Holds ``state.safetensors`` and ``metrics.jsonl``; a run that was begun there goes on.
+        Holds ``training.state`` and ``metrics.jsonl``; a run that was begun there goes on.
     device : torch.device
     save_every_s : float
         Seconds between states on disk.
@@ -258,6 +258,20 @@ def _load_state(path: Path, parameters: Any, optimizer: torch.optim.Optimizer, i
         if f"exp_avg.{name}" in tensors:
             optimizer.state[value] = {moment: tensors[f"{moment}.{name}"].to(value.device) for moment in _MOMENTS}
     return progress
+
+
+def read_facts(folder: Path) -> dict[str, Any] | None:
+    """Return the facts of the run that was begun in a folder; None where there is none. Raises `InputError`."""
+    path = folder / STATE
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            identity: dict[str, Any] = json.loads(file.metadata()["identity"])
+    except (OSError, SafetensorError, KeyError, ValueError) as fault:
+        raise InputError(Fault(f"cannot be read: {fault}", str(path))) from None
+    facts: dict[str, Any] = identity["facts"]
+    return facts
 
 
 def _differences(found: Any, wanted: Any, file: str, key: str = "") -> Iterator[Fault]:

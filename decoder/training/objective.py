@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from decoder.losses import LossWeights
 from decoder.training.batches import Batch
 
 
@@ -43,10 +44,11 @@ class Objective(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftShape:
-    """What a new drafter is to look like; options that a drafter has no use for are None.
+    """What a new drafter is to look like, and how it is judged; a drafter leaves alone what it has no use for.
 
     ``layers``, ``ffn``: depth and width of the MLPs. ``length``: draft tokens a round that are trained, the block of a
-    parallel drafter, the unrolled steps of a chained one. ``draft_vocab``: tokens it can draft; None: all.
+    parallel drafter, the unrolled steps of a chained one. ``draft_vocab``: tokens it can draft; None: all. ``anchors``:
+    blocks a document and step.
     """
 
     drafter: str
@@ -56,5 +58,6 @@ class DraftShape:
     feature_layers: tuple[int, ...]
     draft_vocab: int | None = None
     markov_rank: int = 0
-    head: str = "vanilla"
-    hidden: int | None = None
+    head: Literal["vanilla", "gated", "rnn"] = "vanilla"
+    anchors: int = 32
+    weights: LossWeights = field(default_factory=LossWeights)

@@ -140,7 +140,7 @@ def test_every_tensor_at_fault_is_named(copy, targets):
         ({"markov_rank": 0}, r"confidence_head_with_markov: needs a Markov head"),
         ({"architectures": ["Medusa"]}, "architectures: unknown draft architecture 'Medusa'; known: Qwen3DSparkModel"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters: only rope_type 'default' is supported"),
-        ({"draft_vocab_size": 99}, r"draft_vocab_size: a reduced draft vocabulary \(99\) is not supported"),
+        ({"draft_vocab_size": 257}, "draft_vocab_size: 257 is more than the vocabulary of 256 tokens"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"hidden_act": "gelu"}, "hidden_act: expected 'silu'; got 'gelu'"),
         ({"enable_confidence_head": "yes"}, "enable_confidence_head: expected true or false; got yes"),

@@ -129,7 +129,7 @@ def test_no_mutant(monkeypatch):
 
 def test_argmax_draft_tested_as_if_sampled(monkeypatch):
     class Argmax(DraftSampler):
-        def draw(self, logits):
+        def draw(self, logits, token_ids=None):
             row = self._shaper.probs(logits[None], self.token_ids)
             self.token_ids.append(int(row.argmax()))
             self._rows.append(row)
