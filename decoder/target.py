@@ -113,7 +113,7 @@ class HfTarget:
         self.dtype: torch.dtype = model.dtype
         # The keyword was renamed from `past_key_values` within version 5.
         parameters = inspect.signature(model.forward).parameters
-        self._cache_key = "cache" if "cache" in parameters else "past_key_values"
+        self.cache_key = "cache" if "cache" in parameters else "past_key_values"
         for layer in self._make_cache().layers:
             if type(layer) is not DynamicLayer:
                 raise TargetError(
@@ -154,7 +154,7 @@ class HfTarget:
             output_hidden_states=bool(feature_layers),
             # 0 would mean every row to transformers; one row is computed and dropped instead.
             logits_to_keep=max(logit_rows, 1),
-            **{self._cache_key: cache.cache},
+            **{self.cache_key: cache.cache},
         )
         logits = output.logits[0]
         if feature_layers:

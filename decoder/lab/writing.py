@@ -1,13 +1,12 @@
 """The target writes: many requests at once, their hidden states kept.
 
-A group of prompts is padded on the left to one length, read in one pass, and answered step by step; requests that have
-ended are taken out of the batch. Each token is drawn with a number that belongs to its document and position, so a text
+A group of prompts is read a few at a time, and answered step by step in one batch, padded on the left; requests that
+have ended are taken out of it. Each token is drawn with a number that belongs to its document and position, so a text
 does not depend on its neighbours but for the rounding of a batched pass.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +25,9 @@ from decoder.lab.store import FLOAT16_MAX, Text
 from decoder.target import HfTarget
 
 GROUPED = "grouped"
+
+#: Prompts that are read in one pass.
+TOGETHER = 16
 
 
 def _grouped_attention(
@@ -54,34 +56,47 @@ AttentionMaskInterface.register(GROUPED, sdpa_mask)
 
 
 class _RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """A layer of a cache that is written in place; room for ``room`` tokens is taken once."""
+    """A layer of a cache that is written in place; room for ``room`` tokens of each request is taken once."""
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, requests: int, room: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.requests = requests
         self.room = room
         self.held = 0
-        self._all_keys: Tensor | None = None
-        self._all_values: Tensor | None = None
+        self._rows: tuple[Tensor, Tensor] | None = None
+
+    def _all(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return all keys and values; zeros where nothing was written, since a masked row still meets the sum."""
+        if self._rows is None:
+            shape = (self.requests, like.shape[1], self.room, like.shape[-1])
+            self._rows = like.new_zeros(shape), like.new_zeros(shape)
+            self.is_initialized, self.dtype, self.device = True, like.dtype, like.device
+        return self._rows
+
+    def _show(self) -> tuple[Tensor, Tensor]:
+        assert self._rows is not None
+        self.keys, self.values = (rows[..., : self.held, :] for rows in self._rows)
+        return self.keys, self.values
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Append tokens."""
-        if self._all_keys is None or self._all_values is None:
-            self.lazy_initialization(key_states, value_states)
-            batch, heads, _tokens, width = key_states.shape
-            self._all_keys = key_states.new_empty(batch, heads, self.room, width)
-            self._all_values = value_states.new_empty(batch, heads, self.room, width)
         start, self.held = self.held, self.held + key_states.shape[-2]
-        self._all_keys[..., start : self.held, :] = key_states
-        self._all_values[..., start : self.held, :] = value_states
-        self.keys, self.values = self._all_keys[..., : self.held, :], self._all_values[..., : self.held, :]
-        return self.keys, self.values
+        for rows, new in zip(self._all(key_states), (key_states, value_states), strict=True):
+            rows[..., start : self.held, :] = new
+        return self._show()
+
+    def put(self, part: _RoomyLayer, rows: range, end: int) -> None:
+        """Take the rows of some requests from a cache of their own, so that they end at ``end``."""
+        self.held = end
+        for mine, theirs in zip(self._all(part._show()[0]), part._show(), strict=True):
+            mine[rows.start : rows.stop, :, end - part.held : end] = theirs
+        self._show()
 
     def keep(self, rows: Tensor) -> None:
         """Keep these requests alone."""
-        assert self._all_keys is not None
-        assert self._all_values is not None
-        self._all_keys, self._all_values = self._all_keys[rows], self._all_values[rows]
-        self.keys, self.values = self._all_keys[..., : self.held, :], self._all_values[..., : self.held, :]
+        assert self._rows is not None
+        self._rows = self._rows[0][rows], self._rows[1][rows]
+        self._show()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,63 +153,97 @@ def write_group(
     TargetError
         Where a hidden state does not fit float16.
     """
-    model = target.model
-    model.set_attn_implementation(GROUPED)
-    longest = max(len(prompt.token_ids) for prompt in prompts)
-    batch, device = len(prompts), target.device
-    ids = torch.zeros(batch, longest, dtype=torch.int64, device=device)
-    mask = torch.zeros(batch, longest + max_new_tokens, dtype=torch.int64, device=device)
-    for row, prompt in enumerate(prompts):
-        ids[row, longest - len(prompt.token_ids) :] = torch.tensor(prompt.token_ids)
-        mask[row, longest - len(prompt.token_ids) :] = 1
-    positions = (mask[:, :longest].cumsum(-1) - 1).clamp_min(0)
-    cache = DynamicCache()
-    cache.layers = [_RoomyLayer(longest + max_new_tokens) for _ in range(target.num_layers)]
-    cache_key = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-    lucks = [KeyedLuck(seed, prompt.name) for prompt in prompts]
-    written: list[list[int]] = [[] for _ in prompts]
-    kept: list[list[Tensor]] = [[] for _ in prompts]
-    running = list(range(batch))
+    target.model.set_attn_implementation(GROUPED)
+    # Shortest first: what is read together is of nearly one length, and little is padded.
+    order = sorted(range(len(prompts)), key=lambda row: len(prompts[row].token_ids))
+    batch = [prompts[row] for row in order]
+    lengths = [len(prompt.token_ids) for prompt in batch]
+    longest = lengths[-1]
+    device = target.device
+    lucks = [KeyedLuck(seed, prompt.name) for prompt in batch]
+    written: list[list[int]] = [[] for _ in batch]
+    kept: list[list[Tensor]] = []
+    cache = [_RoomyLayer(len(batch), longest + max_new_tokens) for _ in range(target.num_layers)]
+    logits = torch.cat(
+        [
+            _read_prompts(target, batch, range(start, min(start + TOGETHER, len(batch))), cache, longest, layers, kept)
+            for start in range(0, len(batch), TOGETHER)
+        ]
+    )
+    positions = torch.tensor(lengths, device=device)[:, None]
+    mask = (torch.arange(longest + max_new_tokens, device=device) >= longest - positions).long()
+    running = list(range(len(batch)))
     for step in range(max_new_tokens):
-        total = longest + step
-        output = model(
-            input_ids=ids,
-            attention_mask=mask[:, :total],
-            position_ids=positions,
-            use_cache=True,
-            output_hidden_states=True,
-            logits_to_keep=1,
-            **{cache_key: cache},
-        )
-        states = torch.cat([output.hidden_states[layer + 1] for layer in layers], -1)
-        if float(states.abs().max()) > FLOAT16_MAX:
-            raise TargetError(Fault(f"a hidden state of layers {list(layers)} does not fit float16"))
-        halves = states.to(torch.float16)
-        chosen = _draw(
-            output.logits[:, -1],
-            temperature,
-            [lucks[row].uniform("token", len(prompts[row].token_ids) + step) for row in running],
-        )
-        going = []
-        for at, row in enumerate(running):
-            kept[row].append(halves[at, -len(prompts[row].token_ids) :] if step == 0 else halves[at])
-            written[row].append(chosen[at])
-            if chosen[at] not in eos_ids:
-                going.append(at)
-        if not going:
+        levels = [lucks[row].uniform("token", lengths[row] + step) for row in running]
+        chosen = _draw(logits, temperature, levels)
+        for row, token in zip(running, chosen, strict=True):
+            written[row].append(token)
+        going = [at for at, token in enumerate(chosen) if token not in eos_ids]
+        if not going or step + 1 == max_new_tokens:
             break
         if len(going) < len(running):
             rows = torch.tensor(going, device=device)
-            for layer in cache.layers:
-                assert isinstance(layer, _RoomyLayer)
+            for layer in cache:
                 layer.keep(rows)
             mask, positions = mask[rows], positions[rows]
             running, chosen = [running[at] for at in going], [chosen[at] for at in going]
         ids = torch.tensor(chosen, device=device)[:, None]
-        positions = positions[:, -1:] + 1
-        if step + 1 < max_new_tokens:
-            mask[:, total] = 1
-    return [_text(prompt, tokens, states) for prompt, tokens, states in zip(prompts, written, kept, strict=True)]
+        logits, halves = _pass(target, ids, mask[:, : longest + step + 1], positions, cache, layers)
+        for at, row in enumerate(running):
+            kept[row].append(halves[at])
+        positions = positions + 1
+    texts = [_text(prompt, tokens, states) for prompt, tokens, states in zip(batch, written, kept, strict=True)]
+    return [texts[order.index(row)] for row in range(len(prompts))]
+
+
+def _read_prompts(
+    target: HfTarget,
+    batch: Sequence[Prompt],
+    rows: range,
+    cache: Sequence[_RoomyLayer],
+    longest: int,
+    layers: Sequence[int],
+    kept: list[list[Tensor]],
+) -> Tensor:
+    """Read some prompts into their rows of ``cache``; return the logits after each, and add its states to ``kept``."""
+    width = len(batch[rows[-1]].token_ids)
+    ids = torch.zeros(len(rows), width, dtype=torch.int64, device=target.device)
+    mask = torch.zeros_like(ids)
+    for at, row in enumerate(rows):
+        tokens = batch[row].token_ids
+        ids[at, width - len(tokens) :] = torch.tensor(tokens)
+        mask[at, width - len(tokens) :] = 1
+    own = [_RoomyLayer(len(rows), width) for _ in cache]
+    logits, halves = _pass(target, ids, mask, (mask.cumsum(-1) - 1).clamp_min(0), own, layers)
+    for layer, part in zip(cache, own, strict=True):
+        layer.put(part, rows, longest)
+    kept += [[halves[at, width - len(batch[row].token_ids) :]] for at, row in enumerate(rows)]
+    return logits
+
+
+def _pass(
+    target: HfTarget, ids: Tensor, mask: Tensor, positions: Tensor, layers: Sequence[_RoomyLayer], kept: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Run the target; return the last logits ``[requests, vocabulary]`` and every state of ``kept``, in float16."""
+    cache = DynamicCache()
+    cache.layers = list(layers)
+    output = target.model(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=positions,
+        use_cache=True,
+        output_hidden_states=True,
+        logits_to_keep=1,
+        **{target.cache_key: cache},
+    )
+    return output.logits[:, -1], _halves([output.hidden_states[layer + 1] for layer in kept])
+
+
+def _halves(states: Sequence[Tensor]) -> Tensor:
+    """Put layers side by side in float16; raises `TargetError` where that cannot hold them."""
+    if max(float(state.abs().max()) for state in states) > FLOAT16_MAX:
+        raise TargetError(Fault("a hidden state does not fit float16"))
+    return torch.cat([state.to(torch.float16) for state in states], -1)
 
 
 def _draw(logits: Tensor, temperature: float, levels: Sequence[float]) -> list[int]:
@@ -225,10 +274,7 @@ def read_group(target: HfTarget, prompts: Sequence[Prompt], *, layers: Sequence[
         ids[row, : len(tokens) - 1] = torch.tensor(tokens[:-1])
     # Padding stands on the right, behind everything that could look at it: the causal mask is enough.
     output = model(input_ids=ids, use_cache=False, output_hidden_states=True, logits_to_keep=1)
-    states = torch.cat([output.hidden_states[layer + 1] for layer in layers], -1)
-    if float(states.abs().max()) > FLOAT16_MAX:
-        raise TargetError(Fault(f"a hidden state of layers {list(layers)} does not fit float16"))
-    halves = states.to(torch.float16).cpu()
+    halves = _halves([output.hidden_states[layer + 1] for layer in layers]).cpu()
     return [
         _text(prompt, prompt.answer_ids or (), [halves[row, : len(whole[row]) - 1]])
         for row, prompt in enumerate(prompts)
