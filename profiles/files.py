@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiles.errors import Fault, ProfileError
-from profiles.reading import read_document, validate
+from profiles.reading import known_text, read_document, validate
 from profiles.schema import Bank, Profile
 
 SHIPPED = Path(__file__).parent
@@ -36,7 +36,7 @@ def find_profile(name: str, beside: Path | None = None) -> Path:
     if name in known_profiles():
         return SHIPPED / f"{name}.json"
     raise ProfileError(
-        Fault(f"unknown profile '{name}'; known: {', '.join(known_profiles())}, or a path that ends in .json")
+        Fault(f"unknown profile '{name}'; {known_text(name, known_profiles())}, or a path that ends in .json")
     )
 
 

@@ -347,6 +347,14 @@ def _value_at(path: Path_, data: Any) -> Any:
     return data
 
 
+def known_text(name: str, known: Iterable[str]) -> str:
+    """Say what is known, and first which of it is meant, maybe: ``did you mean 'fixed'? known: none, fixed``."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    return f"{hint}known: {', '.join(names)}"
+
+
 def _message(item: Any, path: Path_, kind: Any, data: Any) -> str:
     sort, ctx = item["type"], item.get("ctx") or {}
     if sort == "missing":
@@ -357,9 +365,7 @@ def _message(item: Any, path: Path_, kind: Any, data: Any) -> str:
     got = f" (got {short(_value_at(path, data))})"
     if sort in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model, of a dataclass
         known = known_keys(kind, path[:-1], data)
-        near = difflib.get_close_matches(str(path[-1]), known, n=1)
-        hint = f"did you mean '{near[0]}'? " if near else ""
-        return f"unknown key; {hint}known: {', '.join(known)}"
+        return f"unknown key; {known_text(str(path[-1]), known)}"
     if sort == "union_tag_invalid":
         return f"unknown kind '{ctx['tag']}'; known: {ctx['expected_tags'].replace(chr(39), '')}"
     if sort == "union_tag_not_found":

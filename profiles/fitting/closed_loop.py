@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from profiles.errors import Fault, ProfileError
+from profiles.fitting.law import COSTS, Law
 from profiles.fitting.least_squares import Fit, Floats, fit_costs, information, tell_apart
 from profiles.measurements.points import LoadPoint
 
@@ -29,60 +31,29 @@ MIN_LOADS = 3
 FIRST_TOKEN_TRUST = 0.15
 #: A second shape must be better by so much of Akaike's criterion.
 CLEARLY = 4.0
-#: The costs, in order of precedence: what cannot be told apart is inside one that comes before.
-COSTS = (
-    "floor",
-    "batch_token",
-    "draft",
-    "draft_request",
-    "context_token",
-    "prompt_token",
-    "admission",
-    "request",
-)
 #: Of these, runs of few lengths know only a mixture; each is kept, and they share it evenly.
 SHARED = ("context_token", "prompt_token", "admission")
 
 
-@dataclass(frozen=True, slots=True)
-class ClosedLoopFit:
-    """The law of a step, and how far it is from each run.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedLoopFit(Law):
+    """The law of a step, and how far it is from each run (``misses``, of the round's length).
 
-    ``cost_s``: seconds of each of `COSTS`, 0 where it was not found. ``error_s``: standard errors. ``inside``: costs
-    that could not be told apart, with those that they hide in. ``first_token_s``: wait for a first token beside the
-    prompt's own cost, at the lightest load. ``misses``: by point, ``predicted / observed - 1`` of the round's length.
+    ``first_token_s``: wait for a first token beside the prompt's own cost, at the lightest load. ``verify_s``: seconds
+    by batch tokens, where those were known before; the costs come on top.
     """
 
-    cost_s: dict[str, float]
-    error_s: dict[str, float]
-    inside: dict[str, tuple[str, ...]]
-    saturating_s: float
-    saturation_tokens: float
-    first_token_s: float
     points: tuple[LoadPoint, ...]
-    misses: Floats
-
-    @property
-    def rms(self) -> float:
-        """Root mean square of the relative residuals."""
-        return float(np.sqrt(np.mean(self.misses**2)))
-
-    @property
-    def worst(self) -> float:
-        """Largest relative residual, as a size."""
-        return float(np.abs(self.misses).max())
-
-    @property
-    def batch_tokens(self) -> tuple[int, int]:
-        """Smallest and largest batch, in tokens, among the runs."""
-        tokens = running(self.points) * np.array([1 + (point.draft_tokens or 0) for point in self.points])
-        return max(1, round(float(tokens.min()))), max(1, round(float(tokens.max())))
+    first_token_s: float = 0.0
+    draft_per_token: bool = False
+    verify_s: Floats | None = None
 
     def predict_s(self, points: Sequence[LoadPoint]) -> Floats:
         """Return seconds of a round at other points; ``ttft_s`` is used, where given, for how many wait."""
-        amounts = amounts_of(points, self.saturation_tokens)
+        amounts = amounts_of(points, self.saturation_tokens, self.draft_per_token)
         parts = {**self.cost_s, "saturating": self.saturating_s}
-        return np.asarray(sum(cost * amounts[name] for name, cost in parts.items()))
+        on_top = sum(cost * amounts[name] for name, cost in parts.items())
+        return np.asarray(on_top + _known_s(amounts["batch_token"], self.verify_s))
 
     def predict_tpot_s(self, points: Sequence[LoadPoint]) -> Floats:
         """Return seconds a token of a request at other points."""
@@ -132,6 +103,20 @@ def _accepted(points: Sequence[LoadPoint]) -> Floats:
     return np.array([point.accepted_length or 1.0 for point in points])
 
 
+def _known_s(batch_tokens: Floats, verify_s: Floats | None) -> Floats:
+    """Return the seconds that a table gives for batches; raises `ProfileError` beyond its end."""
+    if verify_s is None:
+        return np.zeros_like(batch_tokens)
+    sizes = np.maximum(np.rint(batch_tokens).astype(np.int64), 1)
+    if sizes.max() >= verify_s.size:
+        raise ProfileError(
+            Fault(
+                f"the table of step time ends at {verify_s.size - 1} batch tokens; a run has {sizes.max()}: measure on"
+            )
+        )
+    return verify_s[sizes]
+
+
 def amounts_of(
     points: Sequence[LoadPoint], saturation_tokens: float, draft_per_token: bool = False
 ) -> dict[str, Floats]:
@@ -163,6 +148,7 @@ def fit_closed_loop(
     request_share: float | None = None,
     draft_per_token: bool = False,
     saturating: bool = True,
+    verify_s: Floats | None = None,
 ) -> ClosedLoopFit:
     """Fit the law of a step to closed-loop runs; see the module for the equation.
 
@@ -178,14 +164,19 @@ def fit_closed_loop(
         Each draft token is a pass of the drafter (a chain) rather than one pass for all.
     saturating : bool
         Try a term that saturates (experts still being loaded); it is kept where it is clearly better.
+    verify_s : array [batch tokens], optional
+        Seconds of a step by batch tokens, measured apart; then only what comes on top is fitted.
 
     Raises
     ------
     ProfileError
         Where what was asked for cannot be identified; it names the measurement that would settle it.
     """
-    check_identifiable(points, request_share=request_share, draft_per_token=draft_per_token)
+    known = verify_s is not None
+    check_identifiable(points, request_share=0.0 if known else request_share, draft_per_token=draft_per_token)
     observed = rounds_s(points)
+    if verify_s is not None:
+        return _fit(points, observed, None, None, draft_per_token, verify_s)[0]
     most = float(amounts_of(points, 1.0)["batch_token"].max())
     best = _fit(points, observed, None, request_share, draft_per_token)
     if saturating:
@@ -203,12 +194,16 @@ def _fit(
     saturation: float | None,
     request_share: float | None,
     draft_per_token: bool,
+    verify_s: Floats | None = None,
 ) -> tuple[ClosedLoopFit, float]:
     amounts = amounts_of(points, saturation or 1.0, draft_per_token)
     if request_share is not None:
         # With the split of the slope given, one column holds both.
         amounts["batch_token"] = (1 - request_share) * amounts["batch_token"] + request_share * amounts["request"]
+    known = _known_s(amounts["batch_token"], verify_s)
     named = [name for name in COSTS if request_share is None or name != "request"]
+    if verify_s is not None:
+        named.remove("batch_token")
     if saturation is not None:
         named.insert(2, "saturating")
     keep, inside = tell_apart({name: amounts[name] for name in named}, observed)
@@ -221,8 +216,10 @@ def _fit(
         columns["prompt_token"] = np.concatenate([amounts["prompt_token"], rows])
         if len(set(rows)) > 1:
             inside.pop("prompt_token", None)
-    fit = fit_costs(columns, np.concatenate([observed, waits]), list(columns), trust)
-    return _to_law(points, fit, inside, saturation, request_share, observed.size)
+    known = np.concatenate([known, np.zeros_like(waits)])
+    fit = fit_costs(columns, np.concatenate([observed, waits]), list(columns), trust, known)
+    law, criterion = _to_law(points, fit, inside, saturation, request_share, observed.size)
+    return replace(law, draft_per_token=draft_per_token, verify_s=verify_s), criterion
 
 
 def _to_law(
@@ -248,9 +245,15 @@ def _to_law(
         first_token_s=fit.cost.get("first_token", 0.0),
         points=tuple(points),
         misses=misses,
+        batch_tokens=_batches(points),
     )
     costs = sum(1 for name, value in fit.cost.items() if value > 0 and name != "first_token")
     return law, information(misses, costs + (saturation is not None))
+
+
+def _batches(points: Sequence[LoadPoint]) -> tuple[int, int]:
+    tokens = running(points) * np.array([1 + (point.draft_tokens or 0) for point in points])
+    return max(1, round(float(tokens.min()))), max(1, round(float(tokens.max())))
 
 
 def _first_token_rows(points: Sequence[LoadPoint]) -> tuple[Floats, Floats]:
@@ -374,3 +377,22 @@ def with_accepted_length(points: Sequence[LoadPoint], by_draft_tokens: Mapping[i
         else point
         for point in points
     ]
+
+
+def leave_out(points: Sequence[LoadPoint], **options: Any) -> Floats:
+    """Return each run's relative error when its concurrency is left out of the fit, NaN where none can be made.
+
+    ``options`` are those of `fit_closed_loop`. It is a prediction of that load from the others, no more.
+    """
+    errors = np.full(len(points), np.nan)
+    observed = rounds_s(points)
+    for load in sorted({point.concurrency for point in points}):
+        out = np.array([point.concurrency == load for point in points])
+        try:
+            fit = fit_closed_loop([point for point in points if point.concurrency != load], **options)
+        except ProfileError:
+            continue
+        # Without its wait for the first token, which is of the run that is to be predicted.
+        unseen = [replace(point, ttft_s=None) for point in points]
+        errors[out] = fit.predict_s(unseen)[out] / observed[out] - 1
+    return errors

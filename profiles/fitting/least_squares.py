@@ -83,6 +83,7 @@ def fit_costs(
     observed_s: Floats,
     keep: Sequence[str] | None = None,
     trust: Floats | None = None,
+    known_s: Floats | float = 0.0,
 ) -> Fit:
     """Fit ``observed_s = sum of cost x amount``: relative residuals, soft L1, no cost below zero.
 
@@ -96,6 +97,8 @@ def fit_costs(
         The costs to fit where that was settled before; otherwise those that the rows can tell apart.
     trust : array [rows], optional
         What a row's residual counts for, against 1.
+    known_s : array [rows], optional
+        Seconds of each row that are known already; the costs come on top.
     """
     inside: dict[str, tuple[str, ...]] = {}
     trust = np.ones_like(observed_s) if trust is None else trust
@@ -103,14 +106,18 @@ def fit_costs(
         keep, inside = tell_apart(amounts, observed_s)
     terms = np.column_stack([amounts[name] for name in keep])
     scale = np.linalg.norm(terms / observed_s[:, None], axis=0)
-    weight = trust
+    weight, wanted = trust, 1 - known_s / observed_s
     found = np.zeros(len(keep))
     for _ in range(12):
         rows = terms / scale * (weight / observed_s)[:, None]
-        found = nnls(np.vstack([rows, SHRINK * np.eye(len(keep))]), np.concatenate([weight, np.zeros(len(keep))]))[0]
-        miss = terms / scale @ found / observed_s - 1
-        weight = trust * (1 + (trust * miss / SCATTER) ** 2) ** -0.25
-    predicted = terms / scale @ found
+        found = nnls(
+            np.vstack([rows, SHRINK * np.eye(len(keep))]), np.concatenate([weight * wanted, np.zeros(len(keep))])
+        )[0]
+        miss = terms / scale @ found / observed_s - wanted
+        before, weight = weight, trust * (1 + (trust * miss / SCATTER) ** 2) ** -0.25
+        if np.abs(weight - before).max() < 1e-3:
+            break
+    predicted = terms / scale @ found + known_s
     return Fit(
         cost={name: float(value) for name, value in zip(keep, found / scale, strict=True)},
         error=_errors(keep, terms * (trust / observed_s)[:, None], found / scale, trust * (predicted / observed_s - 1)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import io
 import json
 import math
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from profiles.errors import Fault, InputError
-from profiles.reading import MAX_INPUT_BYTES, short
+from profiles.reading import MAX_INPUT_BYTES, known_text, short
 
 T = TypeVar("T")
 
@@ -191,9 +190,7 @@ def check_columns(columns: Sequence[str], required: Sequence[str], optional: Seq
     ]
     for name in columns:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean '{near[0]}'? " if near else ""
-            faults.append(Fault(f"unknown column '{name}'; {hint}known: {', '.join(known)}", file, 1))
+            faults.append(Fault(f"unknown column '{name}'; {known_text(name, known)}", file, 1))
     if faults:
         raise MeasurementError(*faults)
 
