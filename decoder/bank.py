@@ -42,7 +42,8 @@ def make_parser() -> argparse.ArgumentParser:
         action="append",
         required=True,
         metavar="[NAME=]DIR",
-        help="draft checkpoint, or a smaller language model; may be repeated (default name: the folder's)",
+        help="one that ships with the target, a draft checkpoint, or a smaller language model; may be repeated "
+        "(default name: the folder's)",
     )
     parser.add_argument(
         "--text",
@@ -95,7 +96,7 @@ def _run(options: argparse.Namespace, command: str) -> int:
         value = getattr(options, key)
         if value is not None and value < least:
             raise InputError(Fault(f"expected at least {least} (got {value})", key=f"--{key.replace('_', '-')}"))
-    folders = named(options.drafter)
+    folders = named(options.drafter, options.target)
     # Imports wait until here so that --help answers at once.
     import torch
 
@@ -131,12 +132,16 @@ def _run(options: argparse.Namespace, command: str) -> int:
     return 0
 
 
-def named(drafters: Sequence[str]) -> dict[str, Path]:
-    """Read ``[NAME=]DIR``; raises `InputError`."""
+def named(drafters: Sequence[str], target: str) -> dict[str, Path]:
+    """Read ``[NAME=]DRAFTER``, a folder or one that ships with the target; raises `InputError`."""
+    from decoder.lab.targets import drafter_folder
+
     folders: dict[str, Path] = {}
     for text in drafters:
         before, equals, after = text.partition("=")
-        folder = Path(after if equals else before)
+        folder = drafter_folder(after if equals else before, target)
+        if folder is None:
+            raise InputError(Fault("there is nothing to record without a drafter", key="--drafter"))
         name = before if equals else folder.resolve().name
         if not name or not name.replace("_", "").isalnum() or not name.isascii():
             raise InputError(Fault(f"expected a name of letters, digits and '_' (got '{name}')", key="--drafter"))

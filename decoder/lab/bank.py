@@ -38,7 +38,6 @@ from decoder.kv_cache import KvCache
 from decoder.lab.store import Text
 from decoder.sampling import largest, working_dtype
 from decoder.small_model import SmallModelDrafter
-from decoder.vocabulary import draft_ids
 
 #: Rows of blocks in one pass: longer passes spend their time on blocks that do not look at each other.
 ROWS_AT_ONCE = 512
@@ -58,16 +57,8 @@ class Judged:
     outcome: NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
-class Drafted:
-    """Draft token k of blocks at many places: ``logits`` ``[places, draft vocabulary]`` and ``confidence_logits``.
-
-    ``token_ids``: the draft vocabulary, where it is not the target's own.
-    """
-
-    logits: Tensor
-    confidence_logits: Tensor
-    token_ids: Tensor | None = None
+#: Draft token k of blocks at many places: logits ``[places, draft vocabulary]``, confidence logits ``[places]``.
+Drafted = tuple[Tensor, Tensor]
 
 
 def places_of(text: Text, draft_length: int) -> range:
@@ -125,43 +116,54 @@ def judge_text(
     places = places_of(text, draft_length)
     n, first = len(places), text.prompt_tokens
     tokens = torch.cat([text.token_ids, text.next_ids[-1:]]).long().to(features.device)
+    # Row i of these belongs to the answer's token i + 1.
+    answer = tokens[first + 1 :]
+    wanted = target.gather(1, answer[:, None])[:, 0]
+    token_ids = draft_vocabulary(drafter)
+    if temperature > 0 and token_ids is not None:
+        target = target[:, token_ids]
     out = {name: np.zeros((n, draft_length)) for name in ("logits", "chance", "token_chance")}
-    luck = KeyedLuck(seed, text.name)
-    uniform = np.array([luck.uniform("bank", place) for place in range(first, len(tokens))])
-    for start in range(0, n, max(1, ROWS_AT_ONCE // draft_length)):
-        some = torch.tensor(places[start : start + max(1, ROWS_AT_ONCE // draft_length)], device=features.device)
+    at_once = max(1, ROWS_AT_ONCE // draft_length)
+    for start in range(0, n, at_once):
+        some = torch.tensor(places[start : start + at_once], device=features.device)
         rows = slice(start, start + len(some))
-        for k, drafted in enumerate(draft_everywhere(drafter, tokens, features, some, draft_length)):
-            here = target[some - first + k]
-            chance, token_chance = _chances(drafted, here, tokens[some + k + 1], temperature)
-            out["logits"][rows, k] = drafted.confidence_logits.double().cpu().numpy()
+        for k, (logits, confidence) in enumerate(draft_everywhere(drafter, tokens, features, some, draft_length)):
+            there = slice(start + k, start + k + len(some))
+            if temperature == 0:
+                chance = token_chance = _agrees(logits, token_ids, answer[there])
+            else:
+                probs = torch.softmax(logits.to(working_dtype(logits.dtype)) / temperature, -1)
+                chance = torch.minimum(target[there], probs).sum(-1).clamp_max(1.0)
+                offered = _offered(probs, token_ids, answer[there])
+                token_chance = torch.where(wanted[there] > 0, (offered / wanted[there]).clamp_max(1.0), 1.0)
+            out["logits"][rows, k] = confidence.double().cpu().numpy()
             out["chance"][rows, k] = chance.double().cpu().numpy()
             out["token_chance"][rows, k] = token_chance.double().cpu().numpy()
+    luck = KeyedLuck(seed, text.name)
+    uniform = np.array([luck.uniform("bank", place) for place in range(first, len(tokens))])
     place = np.arange(n)
     judged_at = place[:, None] + 1 + np.arange(draft_length)
     outcome = uniform[judged_at] < out["token_chance" if written else "chance"]
     return Judged(place, out["logits"], out["chance"], out["token_chance"], outcome)
 
 
-def _chances(drafted: Drafted, target: Tensor, token_ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return 1 - TV and min(1, q/p) of the text's tokens, both ``[places]``."""
-    logits = drafted.logits.to(working_dtype(drafted.logits.dtype))
-    if temperature == 0:
-        likeliest = largest(logits)
-        if drafted.token_ids is not None:
-            likeliest = drafted.token_ids[likeliest]
-        agrees = (likeliest == token_ids).double()
-        return agrees, agrees
-    probs = torch.softmax(logits / temperature, -1)
-    p = target if drafted.token_ids is None else target[:, drafted.token_ids]
-    chance = torch.minimum(p, probs).sum(-1).clamp_max(1.0)
-    wanted = target.gather(1, token_ids[:, None])[:, 0]
-    if drafted.token_ids is None:
-        offered = probs.gather(1, token_ids[:, None])[:, 0]
-    else:
-        hit = drafted.token_ids[None] == token_ids[:, None]
-        offered = (probs * hit).sum(-1)
-    return chance, torch.where(wanted > 0, (offered / wanted).clamp_max(1.0), 1.0)
+def draft_vocabulary(drafter: Drafter) -> Tensor | None:
+    """Return the target tokens that a drafter can propose, ascending; None: all of them."""
+    return drafter.draft_ids if isinstance(drafter, BlockDrafter | ChainDrafter) else None
+
+
+def _agrees(logits: Tensor, token_ids: Tensor | None, answer: Tensor) -> Tensor:
+    """Return 1 where the likeliest draft token is the text's, else 0, ``[places]``."""
+    likeliest = largest(logits.to(working_dtype(logits.dtype)))
+    return (likeliest if token_ids is None else token_ids[likeliest]).eq(answer).double()
+
+
+def _offered(probs: Tensor, token_ids: Tensor | None, answer: Tensor) -> Tensor:
+    """Return the draft's probability of the text's tokens, ``[places]``; 0 where it cannot propose them."""
+    if token_ids is None:
+        return probs.gather(1, answer[:, None])[:, 0]
+    draft_id = torch.searchsorted(token_ids, answer).clamp_max(len(token_ids) - 1)
+    return probs.gather(1, draft_id[:, None])[:, 0] * token_ids[draft_id].eq(answer)
 
 
 def draft_everywhere(
@@ -213,7 +215,7 @@ def _blocks(
             confidence = net.confidence_head(here, embedding)
         else:
             confidence = top_probability_logits(logits)
-        yield Drafted(logits, confidence, draft_ids(net))
+        yield logits, confidence
 
 
 def _chains(
@@ -235,7 +237,7 @@ def _chains(
             sees = torch.cat([sees, own], 1)
             states = net.rows(tokens[places + k], states, places + k - 1, cache, sees)
         logits = net.logits(states)
-        yield Drafted(logits, top_probability_logits(logits), draft_ids(net))
+        yield logits, top_probability_logits(logits)
 
 
 def _small_model(drafter: SmallModelDrafter, tokens: Tensor, places: Tensor, draft_length: int) -> Iterator[Drafted]:
@@ -245,7 +247,7 @@ def _small_model(drafter: SmallModelDrafter, tokens: Tensor, places: Tensor, dra
     confidence = top_probability_logits(logits)
     for k in range(draft_length):
         rows = places - first + k
-        yield Drafted(logits[rows], confidence[rows])
+        yield logits[rows], confidence[rows]
 
 
 def top_probability_logits(logits: Tensor) -> Tensor:

@@ -4,8 +4,15 @@ import numpy as np
 import pytest
 import torch
 
+from decoder.confidence import confidence_of
+from decoder.evaluation import accept_rates
 from decoder.lab.bank import Judged, judge_text, places_of
 from decoder.lab.store import Text
+from decoder.session import Decoder
+from profiles.files import BankArrays
+from profiles.recipes.banks import follow
+from sim.verify.fixed import Fixed
+from tests.decoder.test_rounds import request
 from tests.decoder.toys import DRAFTER_KINDS, TableTarget, tiny_drafter
 
 V, LENGTH, PROMPT = 6, 3, 4
@@ -34,7 +41,7 @@ class Dictated:
         self.token_ids = list(token_ids)
         self.logits = []
 
-    def draw(self, logits):
+    def draw(self, logits, token_ids=None):
         self.logits.append(logits)
         return int(self.token_ids[len(self.logits) - 1])
 
@@ -109,3 +116,46 @@ def test_outcomes_follow_their_chance():
     rows = slice(None, None, LENGTH)  # blocks that share no position share no luck
     expected, variance = judged.token_chance[rows].sum(), (judged.token_chance * (1 - judged.token_chance))[rows].sum()
     assert abs(judged.outcome[rows].sum() - expected) < 4.9 * variance**0.5  # false alarm: 1e-6
+
+
+def bank_of(judged: Judged) -> BankArrays:
+    confidence = confidence_of(judged.confidence_logits)
+    zeros = np.zeros(len(judged.place), np.int64)
+    return BankArrays(confidence, confidence, judged.chance, judged.outcome, zeros, judged.place)
+
+
+def test_rounds_along_a_bank_are_the_decoder_s_rounds():
+    """Accepted length and conditional acceptance of rounds followed along a text, against rounds that were decoded."""
+    table = soft_table(sharp=1.5)
+    target, drafter = TableTarget(table, max_context_tokens=10_000), tiny_drafter("small_model", V, LENGTH)
+    text = make_text(table, tokens=6000)
+    judged = judge_text(
+        text, drafter, torch.zeros(0), table[text.token_ids[PROMPT:]], temperature=1.0, draft_length=LENGTH
+    )
+    rounds = follow(bank_of(judged))
+    decoder = Decoder(target, drafter, Fixed(k=LENGTH))
+    decoded = [
+        record
+        for generation in decoder.run([request(str(i), prompt=(i,), new=1000, temperature=1.0) for i in range(6)])
+        for record in generation.rounds
+        if len(record.proposed) == LENGTH
+    ]
+    for k, rate in enumerate(accept_rates(decoded, LENGTH)[0]):
+        tried = rounds.judged[:, k].sum(), rate.tried
+        found = rounds.held[:, k].sum() / tried[0], rate.held / rate.tried
+        pooled = (rounds.held[:, k].sum() + rate.held) / sum(tried)
+        sd = (pooled * (1 - pooled) * (1 / tried[0] + 1 / tried[1])) ** 0.5
+        assert abs(found[0] - found[1]) < 5.0 * sd, f"position {k + 1}"  # false alarm: 1e-6
+    assert rounds.emitted.sum() == rounds.held.sum() + rounds.rounds.sum()
+
+
+def test_reading_chances_one_place_late_would_be_seen():
+    """The sibling of the test above: a bank that is one place off differs by more than its bound."""
+    table = soft_table(sharp=1.5)
+    drafter, text = tiny_drafter("small_model", V, LENGTH), make_text(table, tokens=6000)
+    late = torch.roll(table[text.token_ids[PROMPT:]], 1, 0)
+    right, wrong = (
+        judge_text(text, drafter, torch.zeros(0), probs, temperature=1.0, draft_length=LENGTH)
+        for probs in (table[text.token_ids[PROMPT:]], late)
+    )
+    assert abs(follow(bank_of(right)).conditional[0] - follow(bank_of(wrong)).conditional[0]) > 0.1
