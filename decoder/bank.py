@@ -24,7 +24,7 @@ Each drafter gets one file a domain, named by a profile that the simulator reads
 that the profile holds already are kept, so that they can be recorded one by one. Confidences are kept raw and
 calibrated: one temperature a position (Sequential Temperature Scaling), fitted on the texts of even number."""
 EXAMPLE = """python -m decoder.bank --target smollm2 --drafter dspark=lab/smollm2/drafters/dspark \\
-      --drafter mtp=lab/smollm2/drafters/mtp --text lab/smollm2/text/written-t1-held_out
+      --drafter mtp=lab/smollm2/drafters/mtp --text written-t1-held_out
   writes profiles/measured/smollm2_t1.json; then: python -m analysis.validate lab"""
 
 
@@ -48,8 +48,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--text",
         type=Path,
-        metavar="DIR",
-        help="text that no drafter was trained on (default: LAB/TARGET/text/written-t1-held_out)",
+        default=Path("written-t1-held_out"),
+        metavar="NAME",
+        help="text that no drafter was trained on: a folder, or the name of one under LAB/TARGET/text "
+        "(default: written-t1-held_out)",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("profiles/measured"), metavar="DIR", help="default: profiles/measured"
@@ -112,7 +114,8 @@ def _run(options: argparse.Namespace, command: str) -> int:
     device = check_device(options.device)
     folder = target_folder(options.target, options.lab)
     name = target_name(options.target)
-    texts = load_texts(options.text or options.lab / name / "text" / "written-t1-held_out", folder, options.texts)
+    text = options.text if options.text.is_dir() else options.lab / name / "text" / options.text
+    texts = load_texts(text, folder, options.texts)
     target = load_target(folder, device=device)
     drafters = {key: load_drafter(path, target, device=device) for key, path in folders.items()}
     path = options.out / f"{options.name or f'{name}_t{texts.meta.temperature:g}'}.json"

@@ -1,24 +1,30 @@
-"""Decode prompts of several domains and report what a drafter is worth: accepted length, acceptance by position."""
+"""Decode prompts of several domains and report what a drafter is worth: acceptance, and tokens/s against none.
+
+What it decodes is real; `decoder.bank` records many more positions in the same time, and cannot tell the time.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import logging
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tqdm import tqdm
 
 from decoder.options import add_policy, command_parser
 from profiles.errors import Fault, InputError, exit_code_of
 
 if TYPE_CHECKING:
-    from decoder.evaluation import Acceptance, Rate
-    from decoder.loading import Models
-    from decoder.session import Generation, Request
+    from decoder.evaluation import Acceptance, Rate, Timing
+    from decoder.loading import Models, Prompt
+    from decoder.session import Decoder, Generation, Request
 
 log = logging.getLogger("decoder.evaluate")
 
@@ -28,28 +34,42 @@ def parser() -> argparse.ArgumentParser:
     out = command_parser(
         "evaluate",
         "Decode prompts by domain and report accepted length, acceptance by position (conditional and survival),\n"
-        "and, with --thresholds, what a confidence threshold saves and costs (the paper's figure 5).",
+        "with --thresholds what a confidence threshold saves and costs (the paper's figure 5), and with\n"
+        "--against-none how much faster one stream is than without a drafter.",
         "python -m decoder.evaluate --target DIR --drafter DIR --prompts prompts.jsonl --thresholds 0,0.4,0.8 \\\n"
         "      --temperature 0 --out runs/evaluate\n"
         '  where prompts.jsonl holds lines such as {"domain": "math", "prompt": "..."} or '
         '{"domain": "code", "prompt_ids": [1, 2]}',
     )
-    out.add_argument("--prompts", type=Path, metavar="FILE", required=True, help="JSON lines; see below")
+    out.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        required=True,
+        help="JSON lines, see below; or text of the lab, a folder or its name (written-t1-held_out): its prompts",
+    )
+    out.add_argument("--per-domain", type=int, metavar="N", help="prompts of each domain at most (default: all)")
     add_policy(out)
     out.add_argument("--concurrency", type=int, default=1, metavar="N", help="requests at a time (default: 1)")
     out.add_argument("--thresholds", metavar="T,T,...", help="confidence thresholds to decode with as well")
+    out.add_argument(
+        "--against-none",
+        action="store_true",
+        help="decode each prompt without the drafter too, in turns, and report tokens/s of one stream",
+    )
     out.add_argument("--out", type=Path, metavar="DIR", help="folder of plots (default: none are drawn)")
     return out
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
-    options = parser().parse_args(argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    options = parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
-    return exit_code_of(lambda: _run(options))
+    return exit_code_of(lambda: _run(options, shlex.join(["python", "-m", "decoder.evaluate", *arguments])))
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace, command: str) -> int:
     # Imports wait until here so that --help answers at once.
     from decoder.evaluation import acceptance, weak_positions
     from decoder.loading import (
@@ -61,8 +81,12 @@ def _run(options: argparse.Namespace) -> int:
         write_json,
     )
 
-    if options.concurrency < 1:
-        raise InputError(Fault(f"expected at least 1 (got {options.concurrency})", key="--concurrency"))
+    for key in ("concurrency", "per_domain"):
+        value = getattr(options, key)
+        if value is not None and value < 1:
+            raise InputError(Fault(f"expected at least 1 (got {value})", key=f"--{key.replace('_', '-')}"))
+    if options.against_none and options.concurrency > 1:
+        raise InputError(Fault("is of one stream; --concurrency has no effect", key="--against-none"))
     thresholds = parse_thresholds(options.thresholds)
     models = load_models(options)
     if models.drafter is None:
@@ -70,7 +94,11 @@ def _run(options: argparse.Namespace) -> int:
     requests, domains = domain_requests(options, models)
     policy = chosen_policy(options, models)
     decoder = make_decoder(options, models, policy, chosen_rates(options, policy))
-    found, interrupted = decode_with_progress(decoder, requests, options.concurrency, policy.kind)
+    timings: list[tuple[Timing, Timing]] = []
+    if options.against_none:
+        found, timings, interrupted = time_both(options, models, decoder, requests)
+    else:
+        found, interrupted = decode_with_progress(decoder, requests, options.concurrency, policy.kind)
     if interrupted:
         log.warning("interrupted: what follows is of the %d of %d prompts that finished", len(found), len(requests))
     failed = [generation for generation in found if generation.finish_reason == "failed"]
@@ -90,9 +118,15 @@ def _run(options: argparse.Namespace) -> int:
         "domains": {domain: _acceptance_report(result) for domain, result in results.items()},
         "confidence": {domain: confidence_report(generations, length) for domain, generations in by_domain.items()},
     }
+    speed = {}
+    if timings:
+        speed = speed_by_domain(timings, domains)
+        report["speed"] = {"by_domain": speed, **circumstances(options, models, command)}
     if requests[0].sampling.greedy and options.temperature > 0:
         log.warning("warning: top-k 1 makes every draw greedy; these are not sampled numbers")
     print("\n".join(table(results, length)))
+    if speed:
+        print("\n".join(["", *speed_table(speed)]))
     for domain, result in results.items():
         for k in weak_positions(result.conditional):
             log.warning(
@@ -129,15 +163,116 @@ def parse_thresholds(text: str | None) -> list[float]:
 
 
 def domain_requests(options: argparse.Namespace, models: Models) -> tuple[list[Request], dict[str, str]]:
-    """Return the requests of the prompt file, and each one's domain by request id."""
+    """Return the requests of the prompt file or of the lab's text, and each one's domain by request id."""
+    from decoder.lab.targets import target_name
     from decoder.loading import make_request, read_prompts
 
+    named: Path = options.lab / target_name(options.target) / "text" / options.prompts
+    folder = options.prompts if options.prompts.is_dir() else named
+    prompts = lab_prompts(folder) if folder.is_dir() else read_prompts(options.prompts, models)
+    at_most = getattr(options, "per_domain", None)
+    taken: dict[str, int] = {}
     requests, domains = [], {}
-    for number, prompt in enumerate(read_prompts(options.prompts, models), start=1):
+    for number, prompt in enumerate(prompts, start=1):
+        taken[prompt.domain] = taken.get(prompt.domain, 0) + 1
+        if at_most is not None and taken[prompt.domain] > at_most:
+            continue
         name = f"prompt {number}"
         requests.append(make_request(options, models, name, prompt.token_ids))
         domains[name] = prompt.domain
     return requests, domains
+
+
+def lab_prompts(folder: Path) -> list[Prompt]:
+    """Return what was asked in a folder of the lab's text; raises `InputError`."""
+    from decoder.lab.store import load_meta, read_shard, shard_paths
+    from decoder.loading import Prompt
+
+    target, paths = load_meta(folder).target, shard_paths(folder)
+    if not paths:
+        raise InputError(Fault(f"holds no text of {target} yet", str(folder)))
+    return [
+        Prompt(text.domain, tuple(text.token_ids[: text.prompt_tokens].tolist()))
+        for path in paths
+        for text in read_shard(path)
+    ]
+
+
+def time_both(
+    options: argparse.Namespace, models: Models, decoder: Decoder, requests: Sequence[Request]
+) -> tuple[list[Generation], list[tuple[Timing, Timing]], bool]:
+    """Decode each request with the drafter and without, in turns, one stream at a time.
+
+    Returns the generations with it, the times with and without, and whether Ctrl-C ended the work before the rest.
+    """
+    from decoder.evaluation import time_stream
+    from decoder.loading import make_decoder, parse_policy
+
+    plain = make_decoder(options, models, parse_policy("none"))
+    for one in (decoder, plain):  # the first passes of a process are slower than the others
+        time_stream(one, replace(requests[0], limits=replace(requests[0].limits, max_new_tokens=8)))
+    found, timings = [], []
+    try:
+        for number, request in enumerate(tqdm(requests, desc="prompts", unit="prompt", disable=None, leave=False)):
+            both = [time_stream(one, request) for one in ((decoder, plain) if number % 2 else (plain, decoder))]
+            mine, none = both if number % 2 else both[::-1]
+            found.append(mine[0])
+            if mine[1].rounds and "failed" not in (mine[0].finish_reason, none[0].finish_reason):
+                timings.append((mine[1], none[1]))
+    except KeyboardInterrupt:
+        return found, timings, True
+    return found, timings, False
+
+
+def speed_by_domain(timings: Sequence[tuple[Timing, Timing]], domains: Mapping[str, str]) -> dict[str, Any]:
+    """Return tokens/s of one stream by domain and over all, with and without the drafter, and their ratio."""
+    from decoder.evaluation import speed
+
+    groups: dict[str, list[tuple[Timing, Timing]]] = {domain: [] for domain in sorted(set(domains.values()))}
+    for both in timings:
+        groups[domains[both[0].request_id]].append(both)
+    if len(groups) > 1:
+        groups["all"] = list(timings)
+    return {domain: asdict(speed(own)) for domain, own in groups.items() if own}
+
+
+def circumstances(options: argparse.Namespace, models: Models, command: str) -> dict[str, Any]:
+    """Return what a time depends on beside the models."""
+    import datetime
+    import os
+    import platform
+
+    import torch
+
+    device = models.target.device
+    return {
+        "target": str(options.target),
+        "drafter": models.drafter.kind if models.drafter else None,
+        "draft_length": models.drafter.trained_length if models.drafter else 0,
+        "dtype": options.dtype,
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        "command": command,
+    }
+
+
+def speed_table(speed: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the printed table of times."""
+    lines = ["tokens/s of one stream after its first token; ratio with its 95 % interval over prompts", ""]
+    lines.append(
+        f"{'domain':12s} {'none':>7s} {'with':>7s} {'ratio':>6s} {'95 %':>11s} {'draft ms':>9s} {'verify ms':>9s}"
+    )
+    for domain, row in speed.items():
+        lines.append(
+            f"{domain:12s} {row['none_tokens_per_s']:7.1f} {row['tokens_per_s']:7.1f} {row['ratio']:6.2f} "
+            f"{row['ratio_low']:5.2f}-{row['ratio_high']:<5.2f} "
+            f"{1e3 * row['draft_s']:9.2f} {1e3 * row['verify_s']:9.2f}"
+        )
+    return lines
 
 
 def _by_domain(found: Sequence[Generation], domains: Mapping[str, str]) -> dict[str, list[Generation]]:

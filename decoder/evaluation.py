@@ -13,12 +13,15 @@ A rate without a case is None, never 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from decoder.session import Generation, Round
+from decoder.session import Decoder, Generation, Request, Round
+from profiles.recipes.banks import bootstrap
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,91 @@ def _ratio_half_width(generations: Sequence[Generation]) -> float | None:
     emitted, rounds = np.array(pairs, np.float64).T
     residuals = emitted - emitted.sum() / rounds.sum() * rounds
     return float(1.96 * np.sqrt(len(pairs) / (len(pairs) - 1) * (residuals**2).sum()) / rounds.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One stream decoded alone: ``tokens`` after the first, the ``seconds`` they took, and the parts of its rounds."""
+
+    request_id: str
+    tokens: int
+    seconds: float
+    rounds: int
+    draft_s: float
+    verify_s: float
+
+
+def time_stream(
+    decoder: Decoder, request: Request, clock: Callable[[], float] = time.perf_counter
+) -> tuple[Generation, Timing]:
+    """Decode one request alone and time it from its first token on: prefill is the same with any drafter."""
+    generation = decoder.admit(request)
+    began = clock()
+    while not generation.finished:
+        decoder.step([generation])
+    seconds = clock() - began
+    rounds = generation.rounds
+    return generation, Timing(
+        request.request_id,
+        len(generation.output_ids) - 1,
+        seconds,
+        len(rounds),
+        sum(record.draft_s for record in rounds),
+        sum(record.verify_s for record in rounds),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Tokens/s of one stream with and without a drafter; ``ratio`` with its 95 % interval over prompts.
+
+    ``draft_s``, ``verify_s``, ``round_s``: means of a round with the drafter; the rest of a round is bookkeeping.
+    ``round_low_s``, ``round_high_s``: 95 % interval over prompts. ``none_round_s``: of a round without.
+    """
+
+    prompts: int
+    tokens_per_s: float
+    none_tokens_per_s: float
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    draft_s: float
+    verify_s: float
+    round_s: float
+    round_low_s: float
+    round_high_s: float
+    none_round_s: float
+
+
+def speed(timings: Sequence[tuple[Timing, Timing]]) -> Speed:
+    """Sum up streams that were decoded with a drafter and without, in that order."""
+    table = np.array(
+        [[mine.tokens, mine.seconds, mine.rounds, none.tokens, none.seconds] for mine, none in timings], np.float64
+    )
+
+    def ratio(w: NDArray[np.float64]) -> float:
+        tokens, seconds, _, none_tokens, none_seconds = w @ table
+        return float(tokens / seconds / (none_tokens / none_seconds))
+
+    def round_s(w: NDArray[np.float64]) -> float:
+        return float((w @ table)[1] / (w @ table)[2])
+
+    tokens, seconds, rounds, none_tokens, none_seconds = table.sum(0)
+    gain, length = bootstrap(len(table), ratio), bootstrap(len(table), round_s)
+    return Speed(
+        prompts=len(table),
+        tokens_per_s=float(tokens / seconds),
+        none_tokens_per_s=float(none_tokens / none_seconds),
+        ratio=gain.value,
+        ratio_low=gain.low,
+        ratio_high=gain.high,
+        draft_s=sum(mine.draft_s for mine, _ in timings) / float(rounds),
+        verify_s=sum(mine.verify_s for mine, _ in timings) / float(rounds),
+        round_s=length.value,
+        round_low_s=length.low,
+        round_high_s=length.high,
+        none_round_s=float(none_seconds / none_tokens),
+    )
 
 
 def weak_positions(conditional: Sequence[Rate], factor: float = 0.5) -> list[int]:

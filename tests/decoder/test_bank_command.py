@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from decoder import evaluate
 from decoder.bank import main
 from decoder.checkpoint import make_net, save_net
 from decoder.config import DSPARK, MTP, DraftConfig
@@ -130,6 +131,22 @@ def test_drafters_are_added_one_by_one(lab, tmp_path):
             load_bank(law, out / "target_t1.json", drafter.trained_length)
     record(lab, out, "--drafter", f"first={lab / 'dspark'}")
     assert (out / "target_t1_first_code.npz").read_bytes() == before, "same text, same seed, same bytes"
+
+
+def test_one_stream_is_timed_against_none_on_the_lab_s_prompts(lab, tmp_path, capsys):
+    options = ["--target", str(lab / "target"), "--drafter", str(lab / "dspark"), "--prompts", str(lab / "t1")]
+    options += ["--per-domain", "2", "--max-new-tokens", "12", "--against-none", "--json", str(tmp_path / "s.json")]
+    assert evaluate.main([*options, "--temperature", "0"]) == 0
+    report = json.loads((tmp_path / "s.json").read_text())
+    rows = report["speed"]["by_domain"]
+    assert {domain: row["prompts"] for domain, row in rows.items()} == {"code": 2, "math": 2, "all": 4}
+    for row in rows.values():
+        assert row["ratio"] == pytest.approx(row["tokens_per_s"] / row["none_tokens_per_s"])
+        assert row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
+        assert 0 < row["draft_s"] + row["verify_s"] < row["round_s"]
+    assert report["domains"]["all"]["output_tokens"] == 4 * 12
+    assert "tokens/s of one stream" in capsys.readouterr().out
+    assert evaluate.main([*options, "--concurrency", "2"]) == 2
 
 
 @pytest.mark.parametrize(
