@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from profiles.reading import Document, parse_path, short
 from sim.axes import LOAD, label_at, size, values_at
 from sim.build import Plant, build_engine, build_plant
+from sim.conflicts import at_swept_point
 from sim.errors import ScenarioError
 from sim.fleet import simulate
 from sim.metrics import Measurement, Metrics, Timeline
@@ -21,7 +22,7 @@ from sim.output import parquet_file, slugs
 from sim.recorder import Recorder
 from sim.records import Sink
 from sim.rng import Streams
-from sim.scenario import Scenario, at_point, at_swept_point, label_of, parsed
+from sim.scenario import Scenario, at_point, label_of, parsed
 from sim.workload.base import RequestTable
 from sim.workload.build import build_requests, build_users
 from sim.workload.closed_loop import ClosedLoop, Users

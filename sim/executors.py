@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 from sim.cells import Cell, CellResult, Work, run_cell
 from sim.errors import Fault, InputError
+from sim.output import code_digest
 
 #: Gets the number of cells done so far, those under way counted by the share of their horizon.
 OnProgress = Callable[[float], None]
@@ -271,7 +272,8 @@ def _serve(pipe: Connection) -> None:
 class RayExecutor:
     """A Ray cluster: the one at ``address``, or without it one of ``jobs`` processors, started on this machine.
 
-    The machines of a cluster need this package installed, and the scenario's files under the same paths.
+    The machines of a cluster need this package installed, the same source of it, and the scenario's files under the
+    same paths.
     """
 
     address: str | None = None
@@ -311,13 +313,13 @@ class RayExecutor:
         ray = self._ray
         # A task whose process or machine is lost is begun anew; what it raised itself is in what it returned.
         task = ray.remote(num_cpus=1, max_retries=3)(_run_far)
-        given, place = ray.put(work), str(Path.cwd())
+        given, place, code = ray.put(work), str(Path.cwd()), code_digest()
         waiting = list(reversed(cells))
         running: dict[Any, Cell] = {}
         while waiting or running:
             while waiting and len(running) < self.window:
                 cell = waiting.pop()
-                running[task.remote(given, cell, place)] = cell
+                running[task.remote(given, cell, place, code)] = cell
             ended, _ = ray.wait(list(running), num_returns=1, timeout=1.0)
             for one in ended:
                 cell = running.pop(one)
@@ -328,8 +330,10 @@ class RayExecutor:
             on_progress(len(cells) - len(waiting) - len(running))
 
 
-def _run_far(work: Work, cell: Cell, place: str) -> Done:
-    """Run a cell in a process of Ray; relative paths of the scenario begin in ``place``."""
+def _run_far(work: Work, cell: Cell, place: str, code: str) -> Done:
+    """Run a cell in a process of Ray; the scenario's paths begin in ``place``, ``code`` is the sender's digest."""
+    if code_digest() != code:
+        return Done(cell, failure=Failure("a machine of the cluster has other source of sim or profiles than this one"))
     try:
         os.chdir(place)
     except OSError as error:

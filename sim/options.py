@@ -39,7 +39,7 @@ def scenario_of(
     """
     if options.scenario is None:
         raise InputError(Fault("missing: a scenario file, for example scenarios/flash_peak.yaml", "SCENARIO"))
-    from sim.scenario import load_scenario, with_policies
+    from sim.loading import load_scenario, with_policies
 
     given = [(f"--{key}", key, getattr(options, key)) for key in ("seed", "replications")]
     scenario, document = load_scenario(

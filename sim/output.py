@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import hashlib
 import json
 import math
@@ -167,8 +168,9 @@ def versions() -> dict[str, str]:
     return own | {name: version(name) for name in PACKAGES}
 
 
+@functools.cache
 def code_digest() -> str:
-    """Digest every source file of `sim` and `profiles`: names and contents."""
+    """Digest every source file of `sim` and `profiles`, names and contents, as this process found them."""
     whole = hashlib.sha256()
     root = Path(__file__).parent.parent
     for path in sorted(path for package in ("sim", "profiles") for path in (root / package).rglob("*.py")):

@@ -8,14 +8,13 @@ that: a smaller fleet which was not tried might meet them too, and a larger one 
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from profiles.reading import Document
+from profiles.reading import Document, known_text
 from sim.build import Plant
 from sim.cells import Cell, Work, check_engines
 from sim.compare import Estimate, estimate, estimates
@@ -107,9 +106,7 @@ def parse_goal(text: str) -> Goal:
     metrics = {alias_of(metric): metric for metric in metric_names()}
     metric = metrics.get(name, name)
     if metric not in metrics.values():
-        near = difflib.get_close_matches(name, metrics, n=1)
-        hint = f"did you mean '{near[0]}'? " if near else ""
-        raise fault(f"unknown metric '{name}'; {hint}known: {', '.join(metrics)}")
+        raise fault(f"unknown metric '{name}'; {known_text(name, metrics)}")
     lower = unit_of(metric) == "s" or any(part in metric for part in _LOWER)
     higher = not lower and any(part in metric for part in _HIGHER)
     if (lower and relation == ">=") or (higher and relation == "<="):

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
+from profiles.reading import known_text
 from sim.registry import Registry
 
 
@@ -35,8 +36,8 @@ def one_of(registry: Registry) -> Any:
         if not isinstance(kind, str) or kind not in classes:
             raise PydanticCustomError(
                 "unknown_kind",
-                "unknown {noun} '{kind}'; known: {names}",
-                {"noun": registry.noun, "kind": str(kind), "names": names},
+                "unknown {noun} '{kind}'; {known}",
+                {"noun": registry.noun, "kind": str(kind), "known": known_text(str(kind), classes)},
             )
         return {"kind": value} if isinstance(value, str) else _tuples(value)
 

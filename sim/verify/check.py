@@ -22,7 +22,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from profiles.reading import Document, parse_document, validate
+from profiles.reading import Document, known_text, parse_document, validate
 from sim.errors import Fault, InputError, exit_code_of
 from sim.verify import POLICIES, Policy
 from sim.verify.law import ENGINES, Case, Enumeration, Floats, Leak, Reading, Way, target_law
@@ -150,7 +150,7 @@ def policy_class(name: str) -> type:
         found = False
     if not found:
         raise InputError(
-            Fault(f"unknown policy '{name}'; known: {', '.join(known)}; or a module: my_package.my_policy[:ClassName]")
+            Fault(f"unknown policy '{name}'; {known_text(name, known)}; or a module: my_package.my_policy[:ClassName]")
         )
     try:
         module = importlib.import_module(path)
@@ -197,8 +197,11 @@ def build(cls: type, settings: Sequence[str]) -> Policy:
         known = [field.name for field in dataclasses.fields(cls)]
         unknown = [key for key in document.data if key not in known]
         if unknown:
-            raise InputError(Fault(f"unknown key; known: {', '.join(known)}", "--set", key=unknown[0]))
-        policy: Any = validate(cls, document)
+            raise InputError(Fault(f"unknown key; {known_text(unknown[0], known)}", "--set", key=unknown[0]))
+        try:
+            policy: Any = validate(cls, document)
+        except InputError as error:  # settings have no lines
+            raise InputError(*(Fault(one.message, "--set", key=one.key) for one in error.faults)) from None
     else:
         try:
             policy = cls(**document.data)

@@ -134,6 +134,15 @@ def test_a_file_that_cannot_be_opened(here, capsys, monkeypatch):
         "no.yaml: cannot read: no such file or directory\nfolder: cannot read: is a directory\n",
     )
 
+    (here / "scenarios").mkdir()
+    (here / "scenarios/flash_peak.yaml").touch()
+    for name in ("flash_peak", "scenarios/flash_peek.yaml"):
+        assert main([name]) == 2
+        hint = "did you mean 'scenarios/flash_peak.yaml'?"
+        assert capsys.readouterr().err == f"{name}: cannot read: no such file or directory; {hint}\n"
+
+    (here / "s.yaml").touch()
+
     def locked(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 

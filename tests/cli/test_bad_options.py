@@ -34,7 +34,7 @@ OPTIONS = [
     ("--seed -1", "--seed: expected at least 0 (got -1)"),
     ("--replications 0", "--replications: expected at least 1 (got 0)"),
     ("--jobs 0", "--jobs: expected at least 1 (got 0)"),
-    ("--policies dsprak", f"--policies: unknown policy 'dsprak'; {KNOWN}"),
+    ("--policies dsprak", f"--policies: unknown policy 'dsprak'; did you mean 'dspark'? {KNOWN}"),
     ("--policies none,", f"--policies: unknown policy ''; {KNOWN}"),
     ("--policies none,none", "--policies: 'none' is given twice"),
     ("--policies fixed", "--policies: 'fixed' needs k; write it into the scenario"),

@@ -123,10 +123,10 @@ RANGES = [
     ],
 ]
 PLUGINS = [
-    ("dspark]", "dsprak]", f"7: policies[1]: unknown policy 'dsprak'; {POLICIES}"),
-    ("dspark]", "{kind: fxed, k: 3}]", f"7: policies[1]: unknown policy 'fxed'; {POLICIES}"),
+    ("dspark]", "dsprak]", f"7: policies[1]: unknown policy 'dsprak'; did you mean 'dspark'? {POLICIES}"),
+    ("dspark]", "{kind: fxed, k: 3}]", f"7: policies[1]: unknown policy 'fxed'; did you mean 'fixed'? {POLICIES}"),
     ("dspark]", "{kind: 3}]", f"7: policies[1]: unknown policy '3'; {POLICIES}"),
-    ("dspark]", "{kind: [fixed]}]", f"7: policies[1]: unknown policy '['fixed']'; {POLICIES}"),
+    ("dspark]", "{kind: [fixed]}]", f"7: policies[1]: unknown policy '['fixed']'; did you mean 'fixed'? {POLICIES}"),
     ("dspark]", "{k: 3}]", f"7: policies[1]: missing key 'kind'; {POLICIES}"),
     ("dspark]", "fixed]", "7: policies[1].k: missing"),
     ("dspark]", "{kind: fixed}]", "7: policies[1].k: missing"),
@@ -191,7 +191,11 @@ PLUGINS = [
         "null",
         "8: arrivals: expected a name, or a mapping with the key 'kind' (got null)",
     ),
-    ("kind: poisson", "kind: poison", f"8: arrivals: unknown arrivals kind 'poison'; {ARRIVALS}"),
+    (
+        "kind: poisson",
+        "kind: poison",
+        f"8: arrivals: unknown arrivals kind 'poison'; did you mean 'poisson'? {ARRIVALS}",
+    ),
     ("kind: poisson, ", "", f"8: arrivals: missing key 'kind'; {ARRIVALS}"),
     (
         "kind: poisson, rate_per_s: 4",
@@ -212,7 +216,8 @@ PLUGINS = [
     (
         "4GiB",
         "4GiB\n  prefill: chunkd",
-        "7: fleet.prefill: unknown prefill kind 'chunkd'; known: chunked, disaggregated, exclusive",
+        "7: fleet.prefill: unknown prefill kind 'chunkd'; did you mean 'chunked'? "
+        "known: chunked, disaggregated, exclusive",
     ),
     (
         "4GiB",
@@ -318,7 +323,11 @@ CONFLICTS = [
     ),
 ]
 WITH_PROFILES = [
-    ("paper/v4_flash", "paper/v4_flsh", f"5: fleet.profile: unknown profile 'paper/v4_flsh'; {PROFILES}"),
+    (
+        "paper/v4_flash",
+        "paper/v4_flsh",
+        f"5: fleet.profile: unknown profile 'paper/v4_flsh'; did you mean 'paper/v4_flash'? {PROFILES}",
+    ),
     ("paper/v4_flash", "../p/mine.json", "5: fleet.profile: no such file (got '../p/mine.json')"),
     (
         "paper/v4_flash",

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from sim.batching import PREFILLS
+from sim.loading import load_scenario
 from sim.output import slugs
 from sim.routing import ROUTERS
 from sim.run import main
-from sim.scenario import label_of, load_scenario
+from sim.scenario import label_of
 from sim.units import BYTES, SECONDS, format_bytes, format_duration, parse_bytes, parse_duration_s
 from sim.verify import POLICIES, BatchTable, Dspark, DsparkAsync, Fixed, Mtp1, NoSpeculation, Oracle, Threshold
 from sim.workload.base import ARRIVALS, LENGTHS

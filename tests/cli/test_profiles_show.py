@@ -115,7 +115,8 @@ def test_plots_go_where_runs_are_kept(tmp_path: Path) -> None:
     [
         (
             ["paper/v4"],
-            f"unknown profile 'paper/v4'; known: {', '.join(known_profiles())}, or a path that ends in .json",
+            f"unknown profile 'paper/v4'; did you mean 'paper/v4_pro'? known: {', '.join(known_profiles())}, "
+            "or a path that ends in .json",
         ),
         (["gone.json"], "gone.json: cannot read: no such file or directory"),
         (["empty.json"], "empty.json:1: empty file; expected a mapping of keys to values"),

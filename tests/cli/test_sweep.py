@@ -3,10 +3,13 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +18,7 @@ import pytest
 
 import analysis.session
 import sim.executors
+import sim.output
 from sim.cells import Cell, run_cell
 from sim.sweep import main
 from tests.cli.conftest import Ended
@@ -177,6 +181,16 @@ def test_another_scenario_is_not_resumed(sweep, here):
     assert bytes_of(here / "runs") == before
 
 
+def test_cells_of_other_code_are_not_resumed(sweep, here, monkeypatch):
+    sweep(*GRID)
+    before = bytes_of(here / "runs")
+    monkeypatch.setattr(sim.output, "code_digest", lambda: "another")
+    ended = sweep(*GRID, "--resume")
+    message = "cannot resume, it was begun with something else: the source of sim or profiles changed"
+    assert (ended.code, ended.err) == (2, f"runs/tiny-sweep: {message}\n")
+    assert bytes_of(here / "runs") == before
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -238,11 +252,15 @@ def at_work(pid: int) -> bool:
         return False
 
 
+needs_ray = pytest.mark.skipif(
+    find_spec("ray") is None, reason="RAY IS NOT INSTALLED: python -m pip install 'dspark-sim[ray]'"
+)
+
+
 @pytest.mark.slow
+@needs_ray
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds Ray's processes in /proc")
 def test_ray_gives_the_same_bytes_though_a_worker_is_killed(sweep, here):
-    if find_spec("ray") is None:
-        pytest.skip("RAY IS NOT INSTALLED: python -m pip install 'dspark-sim[ray]'")
     (here / "s.yaml").write_text(SLOW)
     sweep(*GRID, "--out", "local")
     far = process(*GRID, "--out", "far", "--jobs", "2", "--executor", "ray", cwd=here)
@@ -258,3 +276,46 @@ def test_ray_gives_the_same_bytes_though_a_worker_is_killed(sweep, here):
     drawn = [path.unlink() for path in (here / "far").glob("frontier*")]
     assert len(drawn) == 4
     assert bytes_of(here / "far") == bytes_of(here / "local")
+
+
+@pytest.fixture
+def cluster():
+    """Start a Ray cluster of this machine alone, as an operator does; gives its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    # Ray puts sockets there, whose paths must be short.
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+        options = ["--node-ip-address", "127.0.0.1", "--port", address.partition(":")[2], "--num-cpus", "1"]
+        quiet = ["--include-dashboard", "false", "--disable-usage-stats", "--temp-dir", folder]
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", *options, *quiet]
+        with (Path(folder) / "log").open("w+") as log:
+            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+            head = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+            try:
+                while "Ray runtime started" not in (Path(folder) / "log").read_text():
+                    assert head.poll() is None, (Path(folder) / "log").read_text()
+                    time.sleep(0.1)
+                yield address
+                assert head.poll() is None, "the cluster did not outlive its client"
+            finally:
+                ours = [head.pid, *children(head.pid)]
+                head.terminate()
+                head.wait()
+                for pid in ours:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+@needs_ray
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds Ray's processes in /proc")
+def test_a_cluster_that_is_there_already_gives_the_same_bytes_and_stays(sweep, here, cluster):
+    options = ("--vary", "load=1,2", "--executor", "ray", "--address", cluster)
+    sweep(*options[:2], "--out", "local")
+    for out in ("far", "again"):  # a second client finds it as the first did
+        ended = process(*options, "--out", out, cwd=here)
+        _, err = ended.communicate()
+        assert ended.returncode == 0, err
+        assert len([path.unlink() for path in (here / out).glob("frontier*")]) == 2
+        assert bytes_of(here / out) == bytes_of(here / "local")

@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 
 from profiles.reading import first_question
 from sim.cells import Work, check_engines
-from sim.scenario import load_scenario
+from sim.loading import load_scenario
 from sim.schema import main, schema_text
 from sim.workload.replay import Replay
 from tests.cli.test_dry_run import KINDS, with_kinds

@@ -223,7 +223,8 @@ def test_unknown_name_lists_the_known() -> None:
     with pytest.raises(ProfileError) as fault:
         find_profile("paper/v4_flsh")
     known = ", ".join(known_profiles())
-    assert str(fault.value) == f"unknown profile 'paper/v4_flsh'; known: {known}, or a path that ends in .json"
+    hint = "did you mean 'paper/v4_flash'?"
+    assert str(fault.value) == f"unknown profile 'paper/v4_flsh'; {hint} known: {known}, or a path that ends in .json"
 
 
 def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from profiles.reading import parse_document
 from sim.axes import Axis, indices_at, label_at, parse_axis, size, values_at
 from sim.cells import Cell, Work
 from sim.errors import InputError
-from sim.scenario import at_point, checked, parsed, with_axes
+from sim.loading import checked, with_axes
+from sim.scenario import at_point, parsed
 from tests.helpers.scenario import TINY
 
 

@@ -226,10 +226,10 @@ def fault(argv: list[str]) -> str:
 def test_bad_input(package) -> None:
     package(MINE.format(body="return [9, 9, 9]"))
     kinds = "none, mtp1, fixed, threshold, batch_table, dspark, dspark_async, oracle"
-    assert fault(["dsprak"]).startswith(f"unknown policy 'dsprak'; known: {kinds}")
-    assert fault(["fixed"]) == "--set:1: k: missing"
+    assert fault(["dsprak"]).startswith(f"unknown policy 'dsprak'; did you mean 'dspark'? known: {kinds}")
+    assert fault(["fixed"]) == "--set: k: missing"
     assert fault(["fixed", "--set", "k"]) == "--set: expected key=value (got 'k')"
-    assert fault(["fixed", "--set", "k=two"]) == "--set:1: k: expected a whole number (got 'two')"
+    assert fault(["fixed", "--set", "k=two"]) == "--set: k: expected a whole number (got 'two')"
     assert fault(["fixed", "--set", "k=2", "--set", "j=2"]).startswith("--set: j: unknown key; known: ")
     assert fault(["dspark", "--reads", "outcome"]).startswith("--reads: expected outcome for a policy that sees")
     assert fault(["oracle", "--reads", "past"]).startswith("--reads: expected outcome for a policy that sees")
