@@ -22,15 +22,15 @@ import numpy as np
 
 from profiles.errors import Fault, ProfileError
 from profiles.fitting.law import COSTS, Law
-from profiles.fitting.least_squares import Fit, Floats, fit_costs, information, tell_apart
+from profiles.fitting.least_squares import Fit, Floats, fit_costs, gain, tell_apart
 from profiles.measurements.points import LoadPoint
 
 #: Loads that a law needs: two give its level and slope, the third says how wrong they are.
 MIN_LOADS = 3
 #: Rows of first tokens count for so much of a row of steps: they hold waiting too.
 FIRST_TOKEN_TRUST = 0.15
-#: A second shape must be better by so much of Akaike's criterion.
-CLEARLY = 4.0
+#: A shape with two more numbers is taken where F is 5 or more: clearly better.
+CLEARLY = 2 * 5.0
 #: Of these, runs of few lengths know only a mixture; each is kept, and they share it evenly.
 SHARED = ("context_token", "prompt_token", "admission")
 
@@ -178,14 +178,14 @@ def fit_closed_loop(
     if verify_s is not None:
         return _fit(points, observed, None, None, draft_per_token, verify_s)[0]
     most = float(amounts_of(points, 1.0)["batch_token"].max())
-    best = _fit(points, observed, None, request_share, draft_per_token)
+    best, _ = _fit(points, observed, None, request_share, draft_per_token)
     if saturating:
         scales = np.geomspace(2.0, max(most / 2, 4.0), 12)
         others = [_fit(points, observed, float(scale), request_share, draft_per_token) for scale in scales]
-        better = min(others, key=lambda other: other[1])
-        if better[1] < best[1] - CLEARLY:
+        better, costs = min(others, key=lambda other: other[0].rms)
+        if gain(best.misses, better.misses, costs) > CLEARLY:
             best = better
-    return best[0]
+    return best
 
 
 def _fit(
@@ -195,7 +195,8 @@ def _fit(
     request_share: float | None,
     draft_per_token: bool,
     verify_s: Floats | None = None,
-) -> tuple[ClosedLoopFit, float]:
+) -> tuple[ClosedLoopFit, int]:
+    """Fit with one saturation, or without; returns how many costs the runs determine too."""
     amounts = amounts_of(points, saturation or 1.0, draft_per_token)
     if request_share is not None:
         # With the split of the slope given, one column holds both.
@@ -207,6 +208,7 @@ def _fit(
     if saturation is not None:
         named.insert(2, "saturating")
     keep, inside = tell_apart({name: amounts[name] for name in named}, observed)
+    free = len(keep)
     keep += [name for name in SHARED if name not in keep and amounts[name].any()]
     rows, waits = _first_token_rows(points)
     trust = np.concatenate([np.ones_like(observed), np.full(waits.size, FIRST_TOKEN_TRUST)])
@@ -218,8 +220,9 @@ def _fit(
             inside.pop("prompt_token", None)
     known = np.concatenate([known, np.zeros_like(waits)])
     fit = fit_costs(columns, np.concatenate([observed, waits]), list(columns), trust, known)
-    law, criterion = _to_law(points, fit, inside, saturation, request_share, observed.size)
-    return replace(law, draft_per_token=draft_per_token, verify_s=verify_s), criterion
+    law = _to_law(points, fit, inside, saturation, request_share)
+    law = replace(law, draft_per_token=draft_per_token, verify_s=verify_s)
+    return law, free + (saturation is not None)
 
 
 def _to_law(
@@ -228,15 +231,13 @@ def _to_law(
     inside: dict[str, tuple[str, ...]],
     saturation: float | None,
     request_share: float | None,
-    rows: int,
-) -> tuple[ClosedLoopFit, float]:
+) -> ClosedLoopFit:
     cost, error = ({name: values.get(name, 0.0) for name in COSTS} for values in (fit.cost, fit.error))
     if request_share is not None:
         slope, its_error = cost["batch_token"], error["batch_token"]
         cost |= {"batch_token": (1 - request_share) * slope, "request": request_share * slope}
         error |= {"batch_token": (1 - request_share) * its_error, "request": request_share * its_error}
-    misses = fit.misses[:rows]
-    law = ClosedLoopFit(
+    return ClosedLoopFit(
         cost_s=cost,
         error_s=error,
         inside={name: hosts for name, hosts in inside.items() if name in COSTS},
@@ -244,11 +245,9 @@ def _to_law(
         saturation_tokens=saturation or 1.0,
         first_token_s=fit.cost.get("first_token", 0.0),
         points=tuple(points),
-        misses=misses,
+        misses=fit.misses[: len(points)],
         batch_tokens=_batches(points),
     )
-    costs = sum(1 for name, value in fit.cost.items() if value > 0 and name != "first_token")
-    return law, information(misses, costs + (saturation is not None))
 
 
 def _batches(points: Sequence[LoadPoint]) -> tuple[int, int]:

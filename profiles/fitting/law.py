@@ -15,10 +15,10 @@ COSTS = (
     "batch_token",
     "draft",
     "draft_request",
+    "request",
     "context_token",
     "prompt_token",
     "admission",
-    "request",
 )
 
 

@@ -20,7 +20,7 @@ APART = 0.03
 #: Residuals past this are weighed down (soft L1): a run that went wrong does not bend the others.
 SCATTER = 0.03
 #: Costs that no row tells apart share what they explain evenly: the smallest of the solutions, by this much.
-SHRINK = 0.02
+SHRINK = 0.003
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +139,13 @@ def _errors(names: Sequence[str], rows: Floats, found: Floats, misses: Floats) -
     return dict(zip(names, map(float, errors), strict=True))
 
 
-def information(misses: Floats, costs: int) -> float:
-    """Return Akaike's criterion for small samples, lower is better; infinite where the rows are used up."""
-    rows = misses.size
-    if rows - costs - 2 <= 0:
-        return float("inf")
-    # A scatter of a third of a per cent is as good as none: no engine repeats itself better.
-    spread = float(np.mean(misses**2)) + 0.003**2
-    return rows * float(np.log(spread)) + 2 * (costs + 1) * rows / (rows - costs - 2)
+def gain(before: Floats, after: Floats, costs: int) -> float:
+    """Return by how much a richer fit is better: the fall of the squared residuals over the variance it leaves.
+
+    ``costs``: of the richer fit. It is F times the costs added; 0 where no row is left over. No engine repeats itself
+    better than to a per cent, so that smaller residuals count as one.
+    """
+    left = after.size - costs
+    if left < 1:
+        return 0.0
+    return float((before @ before - after @ after) / max(float(after @ after) / left, 0.01**2))

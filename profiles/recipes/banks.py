@@ -96,6 +96,27 @@ def follow(bank: BankArrays, verify_length: Ints | None = None) -> Rounds:
     )
 
 
+def expected_length(bank: BankArrays) -> float:
+    """Return the accepted length, tokens a round, of rounds that are drawn by ``chance``: what the simulator meets.
+
+    Exact: the chance that a round begins at each place, followed from the first place of every text.
+    """
+    positions, length = bank.chance.shape
+    survival = np.cumprod(bank.chance, axis=1)
+    # Chance of a round that accepts 0, 1, ... draft tokens.
+    share = -np.diff(np.concatenate([np.ones((positions, 1)), survival, np.zeros((positions, 1))], axis=1), axis=1)
+    begins = np.zeros(positions + length + 1)
+    _, starts = np.unique(bank.request, return_index=True)
+    ends = np.append(starts[1:], positions)
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        begins[start : start + length + 1] = 0.0  # what reached beyond the text before
+        begins[start] = 1.0
+        for at in range(start, end):
+            begins[at + 1 : at + 2 + length] += begins[at] * share[at]
+    rounds = begins[:positions]
+    return float(rounds @ (1 + survival.sum(axis=1)) / rounds.sum())
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """A value and its 95 % interval."""
