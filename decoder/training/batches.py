@@ -222,6 +222,23 @@ class TrainingText:
         order = torch.sort(self.counts, descending=True, stable=True).indices
         return order[:size].sort().values
 
+    def feature_scale(self, layers: Sequence[int], rows: int = 4096) -> Tensor:
+        """Return the root mean square of each feature over the first ``rows`` answer rows, ``[layers * hidden_size]``.
+
+        Layers differ in size by factors of ten, and so do dimensions of one layer; a first token, where models keep
+        values a hundred times as large, stands in no answer.
+        """
+        parts: list[Tensor] = []
+        for document in self._documents:
+            if sum(map(len, parts)) >= rows:
+                break
+            columns = self._columns(document.shard, layers)
+            kept = self._files[document.shard].get_slice("features")[
+                document.start + document.prompt_tokens : document.end
+            ]
+            parts.append(torch.cat([kept[:, part] for part in columns], -1).float())
+        return torch.cat(parts).square().mean(0).sqrt().clamp_min(1e-6)
+
     def rarest_token(self) -> int:
         """Return the token that answers hold least often, the lowest of equals: what masks a draft position."""
         return int(torch.sort(self.counts, stable=True).indices[0])

@@ -34,7 +34,8 @@ def make_block(shape: DraftShape, target: HfTarget, text: TrainingText, init: Pa
         if not isinstance(net, ParallelBackbone) or net.config.kind != shape.drafter:
             found = net.config.kind
             raise InputError(Fault(f"holds a drafter of kind {found}; --drafter says {shape.drafter}", str(init)))
-        return BlockObjective(net, target.lm_head, shape.anchors, shape.weights)
+        scale = text.feature_scale(net.config.target_layer_ids)
+        return BlockObjective(net, target.lm_head, shape.anchors, shape.weights, scale)
     dspark = shape.drafter == "dspark"
     config = DraftConfig(
         architecture=DSPARK,
@@ -54,7 +55,10 @@ def make_block(shape: DraftShape, target: HfTarget, text: TrainingText, init: Pa
     net = make_net(config)
     assert isinstance(net, ParallelBackbone)
     start_net(net, target, text, seed)
-    return BlockObjective(net.to(target.device), target.lm_head, shape.anchors, shape.weights)
+    scale = text.feature_scale(shape.feature_layers)
+    with torch.no_grad():
+        net.fc.weight.div_(scale)  # so that all features weigh alike
+    return BlockObjective(net.to(target.device), target.lm_head, shape.anchors, shape.weights, scale)
 
 
 class BlockObjective:
@@ -68,9 +72,19 @@ class BlockObjective:
     anchors : int
         Blocks a document, or as many as it has room for.
     weights : LossWeights
+    scale : tensor [layers * hidden_size], optional
+        The size of each feature. Features are trained on divided by it, since a step of Adam is as long for a weight on
+        a large feature as for one on a small; what is saved reads them as they are.
     """
 
-    def __init__(self, net: ParallelBackbone, target_head: Tensor, anchors: int, weights: LossWeights) -> None:
+    def __init__(
+        self,
+        net: ParallelBackbone,
+        target_head: Tensor,
+        anchors: int,
+        weights: LossWeights,
+        scale: Tensor | None = None,
+    ) -> None:
         self.net = net
         self.kind = net.config.kind
         self.feature_layers = net.config.target_layer_ids
@@ -81,6 +95,10 @@ class BlockObjective:
         self._labels = label_ids(token_ids, net.config.vocab_size).to(device)
         self._target_head = rows_of(target_head, token_ids).to(device)
         self._positions = position_weights(weights.positions, net.config.block_size).to(device)
+        self._scale = torch.ones(net.fc.in_features) if scale is None else scale
+        self._scale = self._scale.to(device)
+        with torch.no_grad():
+            net.fc.weight.mul_(self._scale)
         net.train().requires_grad_(True)
         net.embed_tokens.requires_grad_(False)
         net.lm_head.requires_grad_(False)
@@ -91,7 +109,13 @@ class BlockObjective:
 
     def save(self, folder: Path, dtype: torch.dtype) -> None:
         """Write the drafter; see `Objective`."""
-        save_net(self.net, folder, dtype)
+        trained = self.net.fc.weight.detach().clone()
+        with torch.no_grad():
+            self.net.fc.weight.div_(self._scale)
+            try:
+                save_net(self.net, folder, dtype)
+            finally:
+                self.net.fc.weight.copy_(trained)
 
     def loss(self, batch: Batch, rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
         """Return the loss over random blocks; see `Objective`."""
@@ -107,7 +131,7 @@ class BlockObjective:
         last = batch.answer.shape[1] - 1
         judged = batch.answer.gather(1, rows.clamp_max(last).flatten(1)).view_as(rows) & (rows <= last)
         judged = judged.cumprod(-1).bool() & kept[..., None]
-        hidden = block_states(net, batch, anchors)
+        hidden = block_states(net, batch, batch.features / self._scale, anchors)
         document = torch.arange(len(anchors), device=anchors.device)[:, None, None].expand_as(rows)[judged]
         row = rows[judged]
         prev_ids = batch.token_ids.gather(1, rows.clamp_max(last).flatten(1)).view_as(rows)
@@ -173,12 +197,12 @@ def draw_anchors(batch: Batch, anchors: int, rng: np.random.Generator) -> tuple[
     return rows.to(batch.token_ids.device), kept.to(batch.token_ids.device)
 
 
-def block_states(net: ParallelBackbone, batch: Batch, anchors: Tensor) -> Tensor:
+def block_states(net: ParallelBackbone, batch: Batch, features: Tensor, anchors: Tensor) -> Tensor:
     """Return what the heads read for blocks at ``anchors``, ``[documents, blocks, block, hidden_size]``."""
     documents, blocks = anchors.shape
     length, device = net.config.block_size, anchors.device
-    context_rows = batch.features.shape[1]
-    context = net.context_rows(batch.features, torch.arange(context_rows, device=device)[None])
+    context_rows = features.shape[1]
+    context = net.context_rows(features, torch.arange(context_rows, device=device)[None])
     ids = net.block_ids(batch.token_ids.gather(1, anchors), length).flatten(1)
     positions = (anchors[..., None] + torch.arange(length, device=device)).flatten(1)
     owner = torch.arange(blocks, device=device).repeat_interleave(length)

@@ -14,7 +14,7 @@ from decoder.training.batches import TrainingText
 from decoder.vocabulary import draft_ids, rows_of, set_draft_ids
 
 #: Standard deviation of a new matrix, times the square root of its columns.
-_GAIN = 0.5
+_GAIN = 0.6
 
 
 def target_dimensions(target: HfTarget) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from sim.errors import InvariantError
 from sim.verify.fixed import Fixed
 from sim.verify.threshold import Threshold
 from tests.decoder.reference import DRAFTS, TARGET_A, TARGET_B
-from tests.decoder.toys import DRAFTER_KINDS, TableTarget, tiny_drafter
+from tests.decoder.toys import DRAFTER_KINDS, REDUCED_KINDS, TableTarget, tiny_drafter
 
 EXACT = 1e-9
 PROMPT = (253, 17, 80, 3, 99, 41, 7)
@@ -122,7 +122,7 @@ def test_llama():
     assert len(generation.output_ids) == 20
 
 
-@pytest.mark.parametrize("kind", DRAFTER_KINDS)
+@pytest.mark.parametrize("kind", (*DRAFTER_KINDS, *REDUCED_KINDS))
 def test_after_a_stop_inside_a_block(kind):
     table = torch.full((6, 6), 0.1, dtype=torch.float64) + torch.eye(6, dtype=torch.float64).roll(1, 1) * 0.4
     decoder = Decoder(TableTarget(table), tiny_drafter(kind, 6, 4), Fixed(k=4))

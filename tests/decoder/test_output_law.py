@@ -22,7 +22,7 @@ from sim.verify.mtp1 import Mtp1
 from sim.verify.none import NoSpeculation
 from sim.verify.threshold import Threshold
 from tests.decoder.law import CurveRates, Rounds, joint_law, target_law, worst_difference
-from tests.decoder.toys import DRAFTER_KINDS, TableDrafter, TableTarget, paths, tiny_drafter
+from tests.decoder.toys import DRAFTER_KINDS, REDUCED_KINDS, TableDrafter, TableTarget, paths, tiny_drafter
 
 EXACT = 1e-9
 #: The third token is the mask: the target never says it, the drafters do.
@@ -71,6 +71,17 @@ def test_two_requests(kind, policy):
 def test_greedy_drafts_at_a_temperature(kind):
     """An argmax draft is one-hot, and is tested as such."""
     assert error_of(rounds_of(kind, Sampling(), greedy_draft=True), POLICIES["fixed"]) < EXACT
+
+
+@pytest.mark.parametrize("sampling", (Sampling(), Sampling(temperature=0), Sampling(top_k=2, repetition_penalty=1.7)))
+@pytest.mark.parametrize("kind", REDUCED_KINDS)
+def test_a_reduced_draft_vocabulary(kind, sampling):
+    """What the drafter cannot say, the target says in its place, as often as it would alone."""
+    for policy in ("fixed", "dspark"):
+        assert error_of(rounds_of(kind, sampling), POLICIES[policy]) < EXACT
+    blocks = rounds_of(kind, sampling).blocks((0,), BLOCK)
+    assert {token for _, block in blocks for token in block.token_ids} <= {0, 2}
+    assert all(not block.probs[:, 1].any() for _, block in blocks)
 
 
 WIDE = [[0.5, 0.3, 0.15, 0.05], [0.1, 0.2, 0.3, 0.4], [0.25, 0.25, 0.25, 0.25], [0.7, 0.1, 0.1, 0.1]]
@@ -136,6 +147,18 @@ def test_argmax_draft_tested_as_if_sampled(monkeypatch):
             return self.token_ids[-1]
 
     assert mutant_error(monkeypatch, session__DraftSampler=Argmax) > 1e-2
+
+
+def test_draft_ids_taken_for_tokens(monkeypatch):
+    honest = DraftSampler.draw
+
+    def wrong(self, logits, token_ids=None):
+        token = honest(self, logits, token_ids)
+        self._rows[-1] = self._rows[-1][:, [2, 1, 0]]  # draft ids that became other tokens
+        return token
+
+    monkeypatch.setattr(DraftSampler, "draw", wrong)
+    assert mutant_error(monkeypatch, kind="dflash_reduced") > 1e-2
 
 
 def test_missing_residual(monkeypatch):

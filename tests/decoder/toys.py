@@ -20,6 +20,7 @@ from decoder.dspark import BlockDrafter
 from decoder.sampling import DraftSampler
 from decoder.small_model import SmallModelDrafter
 from decoder.target import TargetOutput
+from decoder.vocabulary import set_draft_ids
 
 WIDTH = 8
 LAYERS = 2
@@ -131,8 +132,13 @@ class TableRequestDrafter:
 DRAFTER_KINDS = ("dspark_vanilla", "dspark_gated", "dspark_rnn", "dflash", "eagle3", "mtp", "small_model")
 
 
+#: The same with a draft vocabulary that lacks token 1.
+REDUCED_KINDS = ("dspark_rnn_reduced", "dflash_reduced", "eagle3_reduced", "mtp_reduced")
+
+
 def tiny_config(kind: str, vocabulary: int, length: int) -> DraftConfig:
-    family = kind.partition("_")[0]
+    reduced = kind.endswith("_reduced")
+    family, _, head = kind.removesuffix("_reduced").partition("_")
     parallel = family in ("dspark", "dflash")
     return DraftConfig(
         architecture={"dspark": DSPARK, "dflash": DSPARK, "eagle3": EAGLE3, "mtp": MTP}[family],
@@ -148,10 +154,11 @@ def tiny_config(kind: str, vocabulary: int, length: int) -> DraftConfig:
         block_size=length if parallel else 0,
         mask_token_id=vocabulary - 1 if parallel else None,
         markov_rank=3 if family == "dspark" else 0,
-        markov_head_type=kind.partition("_")[2] or "vanilla",
+        markov_head_type=head or "vanilla",
         enable_confidence_head=family == "dspark",
         confidence_head_with_markov=family == "dspark",
         ttt_length=1 if parallel else length,
+        draft_vocab_size=vocabulary - 1 if reduced else None,
     )
 
 
@@ -166,6 +173,8 @@ def tiny_drafter(kind: str, vocabulary: int, length: int, seed: int = 1) -> Bloc
         for name, tensor in net.named_parameters():
             if "norm" not in name:
                 tensor.copy_(torch.randn(tensor.shape, generator=generator, dtype=torch.float64) * 0.6)
+    if net.config.draft_vocab_size is not None:
+        set_draft_ids(net, torch.tensor([token for token in range(vocabulary) if token != 1]))
     return make_drafter(net)
 
 
