@@ -176,12 +176,12 @@ def speed(timings: Sequence[tuple[Timing, Timing]]) -> Speed:
         [[mine.tokens, mine.seconds, mine.rounds, none.tokens, none.seconds] for mine, none in timings], np.float64
     )
 
-    def ratio(w: NDArray[np.float64]) -> float:
-        tokens, seconds, _, none_tokens, none_seconds = w @ table
-        return float(tokens / seconds / (none_tokens / none_seconds))
+    def ratio(w: NDArray[np.float64]) -> NDArray[np.float64]:
+        tokens, seconds, _, none_tokens, none_seconds = (w @ table).T
+        return np.asarray(tokens / seconds / (none_tokens / none_seconds))
 
-    def round_s(w: NDArray[np.float64]) -> float:
-        return float((w @ table)[1] / (w @ table)[2])
+    def round_s(w: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray((w @ table[:, 1]) / (w @ table[:, 2]))
 
     tokens, seconds, rounds, none_tokens, none_seconds = table.sum(0)
     gain, length = bootstrap(len(table), ratio), bootstrap(len(table), round_s)

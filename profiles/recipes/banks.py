@@ -139,36 +139,34 @@ class Estimate:
         return self.high < other
 
 
-def bootstrap(texts: int, statistic: Callable[[Floats], float], seed: int = 0, draws: int = DRAWS) -> Estimate:
-    """Estimate a statistic of ``texts`` texts: ``statistic`` maps a weight a text, ``[texts]``, to a number.
+def bootstrap(texts: int, statistic: Callable[[Floats], Floats], seed: int = 0, draws: int = DRAWS) -> Estimate:
+    """Estimate a statistic of ``texts`` texts; ``statistic`` maps weights ``[draws, texts]`` to numbers ``[draws]``.
 
-    The same seed gives the same draws, whatever the statistic.
+    The same seed gives the same draws, whatever the statistic. A draw in which it does not exist (NaN) is left out.
     """
-    rng = np.random.default_rng(seed)
-    weights = rng.multinomial(texts, np.full(texts, 1 / texts), size=draws).astype(np.float64)
-    found = np.array([statistic(weight) for weight in weights])
+    weights = np.random.default_rng(seed).multinomial(texts, np.full(texts, 1 / texts), size=draws).astype(np.float64)
     tail = 100 * (1 - LEVEL) / 2
-    with np.errstate(invalid="ignore"):
-        low, high = np.nanpercentile(found, [tail, 100 - tail]) if np.isfinite(found).any() else (np.nan, np.nan)
-    return Estimate(float(statistic(np.ones(texts))), float(low), float(high))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = statistic(weights)
+        whole = float(statistic(np.ones((1, texts)))[0])
+    if not np.isfinite(found).any():
+        return Estimate(whole, np.nan, np.nan)
+    low, high = np.nanpercentile(found, [tail, 100 - tail])
+    return Estimate(whole, float(low), float(high))
 
 
 def length_estimate(rounds: Rounds) -> Estimate:
     """Estimate the accepted length."""
-    return bootstrap(len(rounds.request), lambda w: float(w @ rounds.emitted / (w @ rounds.rounds)))
+    return bootstrap(len(rounds.request), lambda w: (w @ rounds.emitted) / (w @ rounds.rounds))
 
 
 def conditional_estimates(rounds: Rounds) -> list[Estimate]:
     """Estimate conditional acceptance by position."""
 
-    def at(k: int) -> Callable[[Floats], float]:
-        def rate(w: Floats) -> float:
-            judged = float(w @ rounds.judged[:, k])
-            return float(w @ rounds.held[:, k]) / judged if judged else float("nan")
+    def at(k: int) -> Estimate:
+        return bootstrap(len(rounds.request), lambda w: (w @ rounds.held[:, k]) / (w @ rounds.judged[:, k]))
 
-        return rate
-
-    return [bootstrap(len(rounds.request), at(k)) for k in range(rounds.held.shape[1])]
+    return [at(k) for k in range(rounds.held.shape[1])]
 
 
 def common(*all_rounds: Rounds) -> list[Rounds]:

@@ -1,0 +1,281 @@
+"""The paper's offline claims, each judged by the interval of what the lab measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from analysis.validate.lab_data import Floats, Lab, Measured, Quality
+from profiles.recipes.banks import Estimate, Rounds, bootstrap, common, conditional_estimates, length_estimate
+
+#: "Adds little": the whole interval within this of equal.
+LITTLE = 0.02
+ABSENT = "not measured"
+
+
+def ratio_of_lengths(one: Rounds, other: Rounds) -> Estimate:
+    """Estimate accepted length of ``one`` over that of ``other``, on the texts that both have."""
+    a, b = common(one, other)
+    return bootstrap(
+        len(a.request),
+        lambda w: (w @ a.emitted / (w @ a.rounds)) / (w @ b.emitted / (w @ b.rounds)),
+    )
+
+
+def ratio_of_domains(one: Rounds, other: Rounds) -> Estimate:
+    """Estimate accepted length on some texts over that on others."""
+    n, m = len(one.request), len(other.request)
+
+    def ratio(w: Floats) -> Floats:
+        a, b = w[:, :n], w[:, n:]
+        return np.asarray((a @ one.emitted / (a @ one.rounds)) / (b @ other.emitted / (b @ other.rounds)))
+
+    return bootstrap(n + m, ratio)
+
+
+def difference_at(one: Rounds, k: int, other: Rounds, j: int) -> Estimate:
+    """Estimate conditional acceptance of ``one`` at position k minus that of ``other`` at position j (from 0)."""
+    a, b = common(one, other)
+
+    def difference(w: Floats) -> Floats:
+        return np.asarray(w @ a.held[:, k] / (w @ a.judged[:, k]) - w @ b.held[:, j] / (w @ b.judged[:, j]))
+
+    return bootstrap(len(a.request), difference)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim of the paper: its figure, ours with its interval, and the verdict that the interval gives."""
+
+    what: str
+    paper: str
+    ours: str
+    verdict: str
+
+
+def verdict_above(estimate: Estimate, bound: float) -> str:
+    """Judge "more than ``bound``"."""
+    if estimate.above(bound):
+        return "holds"
+    return "does not hold" if estimate.below(bound) else "undecided"
+
+
+def _claim(
+    what: str, paper: str, estimate: Callable[[], Estimate], verdict: Callable[[Estimate], str], unit: str, *needed: Any
+) -> Claim:
+    if any(one is None for one in needed):
+        return Claim(what, paper, "-", ABSENT)
+    found = estimate()
+    scale = 100 if "%" in unit else 1
+    numbers = (scale * value for value in (found.value, found.low, found.high))
+    ours = "{:+.1f} [{:+.1f}, {:+.1f}]" if "%" in unit else "{:+.3f} [{:+.3f}, {:+.3f}]"
+    if unit.startswith("plain"):
+        ours = ours.replace("+", "")
+    return Claim(what, paper, f"{ours.format(*numbers)} {unit.removeprefix('plain').strip()}".strip(), verdict(found))
+
+
+def _minus_one(estimate: Estimate) -> Estimate:
+    return Estimate(estimate.value - 1, estimate.low - 1, estimate.high - 1)
+
+
+def claims(lab: Lab, calibration: Mapping[str, Quality]) -> list[Claim]:
+    """Judge the paper's offline claims at temperature 1, all domains together unless said."""
+    dspark, dflash, eagle3 = lab.find("dspark"), lab.find("dflash"), lab.find("eagle3")
+    rnn, gated = lab.find("dspark_rnn"), lab.find("dspark_gated")
+
+    def all_of(one: Measured | None) -> Rounds:
+        assert one is not None
+        return one.rounds()
+
+    def gain(one: Measured | None, other: Measured | None) -> Callable[[], Estimate]:
+        return lambda: _minus_one(ratio_of_lengths(all_of(one), all_of(other)))
+
+    def positive(estimate: Estimate) -> str:
+        return verdict_above(estimate, 0.0)
+
+    def negative(estimate: Estimate) -> str:
+        return {"holds": "does not hold", "does not hold": "holds"}.get(positive(estimate), "undecided")
+
+    def little(estimate: Estimate) -> str:
+        if estimate.low > -LITTLE and estimate.high < LITTLE:
+            return "holds"
+        return "does not hold" if estimate.low > LITTLE or estimate.high < -LITTLE else "undecided"
+
+    found = [
+        _claim(
+            "DFlash starts above EAGLE-3 (conditional acceptance, position 1)",
+            "+0.07 to +0.19",
+            lambda: difference_at(all_of(dflash), 0, all_of(eagle3), 0),
+            positive,
+            "",
+            dflash,
+            eagle3,
+        ),
+        _claim(
+            "DFlash decays over the block (last position - first)",
+            "-0.03 to -0.09",
+            lambda: difference_at(all_of(dflash), -1, all_of(dflash), 0),
+            negative,
+            "",
+            dflash,
+        ),
+        _claim(
+            "EAGLE-3 does not decay (last - first)",
+            "+0.02 to +0.20",
+            lambda: difference_at(all_of(eagle3), -1, all_of(eagle3), 0),
+            positive,
+            "",
+            eagle3,
+        ),
+        _claim(
+            "DSpark holds the later positions better than DFlash (last position)",
+            "higher",
+            lambda: difference_at(all_of(dspark), -1, all_of(dflash), -1),
+            positive,
+            "",
+            dspark,
+            dflash,
+        ),
+        _claim(
+            "DSpark over DFlash, accepted length", "+16 to 18 %", gain(dspark, dflash), positive, "%", dspark, dflash
+        ),
+        _claim(
+            "DSpark over EAGLE-3, accepted length", "+27 to 31 %", gain(dspark, eagle3), positive, "%", dspark, eagle3
+        ),
+        _longer_blocks(lab),
+        _claim(
+            "DSpark of 2 layers over DFlash of 5, accepted length",
+            "above",
+            gain(lab.find("dspark_d2") or dspark, lab.find("dflash_d5")),
+            positive,
+            "%",
+            lab.find("dspark_d2") or dspark,
+            lab.find("dflash_d5"),
+        ),
+        _claim("RNN head over vanilla adds little (within 2 %)", "small", gain(rnn, dspark), little, "%", rnn, dspark),
+        _claim(
+            "gated head over vanilla adds little (within 2 %)", "small", gain(gated, dspark), little, "%", gated, dspark
+        ),
+    ]
+    for domain, paper in (("code", "5.1 to 3.5"), ("math", "5.6 to 3.5")):
+        has = dspark is not None and {domain, "chat"} <= set(dspark.banks)
+        found.append(
+            _claim(
+                f"{domain} drafts better than chat (DSpark, accepted length)",
+                paper,
+                partial(_over_chat, dspark, domain),
+                positive,
+                "%",
+                dspark if has else None,
+            )
+        )
+    quality = calibration.get("dspark")
+    found += [
+        _claim(
+            "raw confidence is overconfident (mean survival predicted - seen)",
+            "above 0",
+            lambda: quality.excess,  # type: ignore[union-attr]
+            positive,
+            "",
+            quality,
+        ),
+        _claim(
+            "STS mends it (mean ECE before - after)",
+            "+0.03 to +0.06",
+            lambda: quality.mended,  # type: ignore[union-attr]
+            positive,
+            "",
+            quality,
+        ),
+    ]
+    found += [_sequential_part(lab), *_aims(lab, dspark)]
+    return found
+
+
+def _over_chat(dspark: Measured | None, domain: str) -> Estimate:
+    assert dspark is not None
+    return _minus_one(ratio_of_domains(dspark.rounds(domain), dspark.rounds("chat")))
+
+
+def _longer_blocks(lab: Lab) -> Claim:
+    """Whether DSpark's gain over DFlash grows from the shortest block measured to the longest."""
+    lengths = [b for b in (4, 8, 12, 16) if lab.find(f"dspark_b{b}") and lab.find(f"dflash_b{b}")]
+    what = "DSpark's gain over DFlash grows with block length (percentage points, longest - shortest)"
+    if len(lengths) < 2:
+        return Claim(what, "+8 to 14 points from 8 to 16", "-", ABSENT)
+    short, long = lengths[0], lengths[-1]
+    four = [lab.find(f"{kind}_b{b}") for b in (short, long) for kind in ("dspark", "dflash")]
+    parts = common(*(one.rounds() for one in four if one is not None))
+
+    def growth(w: Floats) -> Floats:
+        a, b, c, d = (w @ part.emitted / (w @ part.rounds) for part in parts)
+        return np.asarray(c / d - a / b)
+
+    return _claim(
+        f"{what}: {short} to {long}",
+        "+8 to 14 points from 8 to 16",
+        lambda: bootstrap(len(parts[0].request), growth),
+        lambda estimate: verdict_above(estimate, 0.0),
+        "%",
+    )
+
+
+def _sequential_part(lab: Lab) -> Claim:
+    what, paper = "the sequential part adds about 1 % of a round (DSpark's round over DFlash's)", "+0.2 to 1.3 %"
+    rows = [lab.speed.get(name, {}).get("by_domain", {}).get("all") for name in ("dspark", "dflash")]
+    if not all(rows):
+        return Claim(what, paper, "-", ABSENT)
+    mine, other = rows
+    assert mine is not None
+    assert other is not None
+    value = mine["round_s"] / other["round_s"] - 1
+    spread = np.hypot(
+        (mine["round_high_s"] - mine["round_low_s"]) / 2 / mine["round_s"],
+        (other["round_high_s"] - other["round_low_s"]) / 2 / other["round_s"],
+    )
+    estimate = Estimate(value, value - spread, value + spread)
+
+    def judge(one: Estimate) -> str:
+        if one.high < 0.03:
+            return "holds"
+        return "does not hold" if one.low > 0.03 else "undecided"
+
+    return _claim(what, paper, lambda: estimate, judge, "%")
+
+
+def _aims(lab: Lab, dspark: Measured | None) -> list[Claim]:
+    """The lab's own aims."""
+    out = [
+        _claim(
+            "aim: DSpark's conditional acceptance at position 1 is at least .65",
+            "aim",
+            lambda: conditional_estimates(dspark.rounds())[0],  # type: ignore[union-attr]
+            lambda estimate: verdict_above(estimate, 0.65),
+            "plain",
+            dspark,
+        ),
+        _claim(
+            "aim: DSpark's accepted length is at least 2.2",
+            "aim",
+            lambda: length_estimate(dspark.rounds()),  # type: ignore[union-attr]
+            lambda estimate: verdict_above(estimate, 2.2),
+            "plain",
+            dspark,
+        ),
+    ]
+    row = lab.speed.get("dspark", {}).get("by_domain", {}).get("all")
+    out.append(
+        _claim(
+            "aim: one stream with DSpark is at least 1.3 times as fast as without",
+            "aim",
+            lambda: Estimate(row["ratio"], row["ratio_low"], row["ratio_high"]),
+            lambda estimate: verdict_above(estimate, 1.3),
+            "plain",
+            row,
+        )
+    )
+    return out
