@@ -7,4 +7,9 @@ parallel block of DFlash and DSpark, on `backbone.py`, `markov.py`, `confidence.
 `mtp.py`, `small_model.py`. `target.py` and `kv_cache.py` wrap the model that must be imitated exactly; `checkpoint.py`
 reads and writes draft checkpoints, `config.py` says what is in them. `calibration.py` and `evaluation.py` turn rounds
 into numbers. The commands are `generate.py`, `evaluate.py` and `calibrate.py`, with `options.py` and `loading.py`.
+
+`engine.py` serves many requests at once: `batch_target.py` reads all their rows in one pass (`ragged.py`) over blocks
+of keys and values (`paged_kv.py`), `batched_drafting.py` and `batched_sampling.py` do for a batch what the files above
+do for a request. `load.py` brings it the simulator's traffic, `journal.py` writes the simulator's records, `measure.py`
+turns its step times (`step_times.py`) into a profile, also those of models of published `shapes.py`.
 """

@@ -1,0 +1,274 @@
+"""How long the engine's steps take, on a grid of requests, verified tokens and context.
+
+The engine itself is timed, with all it does in a step: requests are put into it as if they had come so far (a time does
+not depend on what the cache holds), a step is run, and they are put back. Repeats go over the whole grid, in an order
+drawn anew each time, so that a machine that drifts or is disturbed shows as spread and not as a slope.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder.batched_drafting import ChainBatch
+from decoder.chance import KeyedLuck
+from decoder.engine import Engine, Served
+from decoder.paged_kv import Pages
+from decoder.sampling import Sampling, Shaper
+from decoder.session import Request
+from decoder.stopping import Limits
+from sim.verify.base import Confidence, Lengths, Rates
+
+Floats = NDArray[np.float64]
+#: Tokens that requests hold; any will do.
+_TOKEN = 1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Point:
+    """A step: ``requests`` that decode with ``context`` cached tokens each and verify ``length`` draft tokens each.
+
+    ``prompt``: prompt tokens of one more request that is being read in the same step.
+    """
+
+    requests: int
+    length: int
+    context: int
+    prompt: int = 0
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens verified."""
+        return self.requests * (1 + self.length)
+
+
+@dataclass(slots=True)
+class Samples:
+    """Seconds of repeats of one point: of the whole step, of drafting in it, and between it and the next step."""
+
+    step_s: list[float] = field(default_factory=list)
+    draft_s: list[float] = field(default_factory=list)
+    gap_s: list[float] = field(default_factory=list)
+
+    @property
+    def target_s(self) -> Floats:
+        """Steps without drafting."""
+        return np.asarray(np.array(self.step_s) - np.array(self.draft_s), np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """Verifies as many draft tokens as it is told."""
+
+    length: int
+    drafted: int
+
+    def draft_length(self, requests: int, trained_length: int) -> int:
+        """Draft the whole block, whatever is verified of it."""
+        return self.drafted
+
+    def verify_lengths(self, confidence: Confidence, steps_per_s: Rates) -> Lengths:
+        """Verify the given length of every request."""
+        return np.full(confidence.shape[0], self.length, np.int64)
+
+
+def spread(values: Sequence[float] | Floats) -> float:
+    """Return half the interquartile range over the median."""
+    low, middle, high = np.percentile(values, [25, 50, 75])
+    return float((high - low) / 2 / middle)
+
+
+def run_point(engine: Engine, point: Point, steps: int) -> Samples:
+    """Run a point ``steps`` times in a row and leave the engine empty.
+
+    The engine's clock must tell time as the device sees it (synchronized), and its limits must leave room.
+    """
+    drafted = engine.trained_length
+    engine.verifier = _Given(point.length, drafted)
+    held = [_put_in(engine, f"r{index}", point.context) for index in range(point.requests)]
+    samples = Samples()
+    last_ended_s = math.nan
+    for _ in range(steps):
+        if point.prompt:
+            _put_prompt(engine, point.prompt)
+        engine.step()
+        row = engine.journal.steps[-1]
+        samples.step_s.append(row.busy_s)
+        samples.draft_s.append(row.draft_s)
+        if not point.prompt and row.started_s > last_ended_s:
+            samples.gap_s.append(row.started_s - last_ended_s)
+        for served in [*engine.in_prefill, *engine.decoding]:
+            if served not in held:
+                engine.cancel(served)
+        for served in held:
+            _put_back(engine, served, point.context)
+        last_ended_s = engine.clock()
+    for served in held:
+        engine.cancel(served)
+    return samples
+
+
+def _served(engine: Engine, name: str, prompt_tokens: int) -> Served:
+    request = Request(
+        request_id=name,
+        prompt_ids=(_TOKEN,) * prompt_tokens,
+        limits=Limits(max_new_tokens=engine.settings.max_context_tokens),
+        sampling=Sampling(),
+    )
+    shaper = Shaper(request.sampling, engine.target.vocab_size, engine.target.device)
+    served = Served(request, shaper, KeyedLuck(0, name), engine.clock())
+    engine.journal.arrived(served)
+    served.pages = Pages()
+    served.draft = engine.drafter.start(served.pages) if engine.drafter else None
+    return served
+
+
+def _put_in(engine: Engine, name: str, context: int) -> Served:
+    served = _served(engine, name, context)
+    engine.decoding.append(served)
+    _put_back(engine, served, context)
+    return served
+
+
+def _put_back(engine: Engine, served: Served, context: int) -> None:
+    """Let a request stand where it stood: ``context`` cached tokens and an anchor."""
+    assert served.pages is not None
+    served.output_ids[:] = [_TOKEN]
+    served.rounds.clear()
+    served.rows = context
+    engine.pool.trim(served.pages, context)
+    engine.pool.grow(served.pages, context)
+    if served.draft is not None:
+        served.draft.rows, served.draft.ahead = context, ()
+        if isinstance(engine.drafter, ChainBatch) and served.draft.last_state is None:
+            served.draft.last_state = engine.drafter.blank_state()
+
+
+def _put_prompt(engine: Engine, tokens: int) -> None:
+    served = _served(engine, "prompt", tokens)
+    assert served.pages is not None
+    engine.pool.grow(served.pages, tokens)
+    served.to_read = tokens
+    engine.in_prefill.append(served)
+
+
+def measure(
+    engine: Engine,
+    points: Iterable[Point],
+    *,
+    repeats: int,
+    steps: int = 4,
+    seed: int = 0,
+    on_progress: Callable[[int], None] | None = None,
+) -> dict[Point, Samples]:
+    """Run every point ``repeats`` times, ``steps`` steps each of which the first is warm-up; samples by point."""
+    points = list(points)
+    found: dict[Point, Samples] = defaultdict(Samples)
+    order = np.random.default_rng(seed)
+    for _ in range(repeats):
+        for at in order.permutation(len(points)):
+            once = run_point(engine, points[at], steps + 1)
+            for name in ("step_s", "draft_s"):
+                getattr(found[points[at]], name).extend(getattr(once, name)[1:])
+            found[points[at]].gap_s.extend(once.gap_s[1:])
+            engine.journal.steps.clear()
+            if on_progress is not None:
+                on_progress(1)
+    return dict(found)
+
+
+def grid(
+    requests: Sequence[int],
+    lengths: Sequence[int],
+    contexts: Sequence[int],
+    *,
+    max_batch_tokens: int,
+    max_cached_tokens: int,
+    margin: int,
+) -> list[Point]:
+    """Return the points within both limits; ``margin``: rows of a request beyond its context."""
+    return [
+        Point(count, length, context)
+        for count, length, context in itertools.product(requests, lengths, contexts)
+        if count * (1 + length) <= max_batch_tokens and count * (context + margin) <= max_cached_tokens
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A step's target time taken apart: ``verify_s`` at each of ``sizes`` batch tokens, and what adds to it.
+
+    ``residuals``: fitted over measured medians, less 1, by point.
+    """
+
+    sizes: tuple[int, ...]
+    verify_s: tuple[float, ...]
+    per_request_s: float
+    per_context_token_s: float
+    residuals: dict[Point, float]
+
+    @property
+    def rms(self) -> float:
+        """Root mean square of the relative residuals."""
+        return float(np.sqrt(np.mean(np.square(list(self.residuals.values())))))
+
+
+def fit(samples: dict[Point, Samples]) -> Fit:
+    """Take measured steps apart: ``verify_s[batch tokens] + per_request r + per_context_token c``.
+
+    Least squares of relative errors; no term may be negative. A size keeps a value of its own: the table is as jagged
+    as the machine.
+    """
+    from scipy.optimize import lsq_linear
+
+    points = sorted(samples)
+    sizes = sorted({point.batch_tokens for point in points})
+    at = {size: column for column, size in enumerate(sizes)}
+    matrix = np.zeros((len(points), len(sizes) + 2))
+    seconds = np.array([float(np.median(samples[point].target_s)) for point in points])
+    for row, point in enumerate(points):
+        matrix[row, at[point.batch_tokens]] = 1
+        matrix[row, -2] = point.requests
+        matrix[row, -1] = point.requests * point.context
+    solved = lsq_linear(matrix / seconds[:, None], np.ones(len(points)), bounds=(0, np.inf), method="bvls").x
+    fitted = matrix @ solved
+    return Fit(
+        tuple(sizes),
+        tuple(float(value) for value in solved[:-2]),
+        float(solved[-2]),
+        float(solved[-1]),
+        {point: float(found) for point, found in zip(points, fitted / seconds - 1, strict=True)},
+    )
+
+
+def fit_prefill(samples: dict[Point, Samples], base: Fit) -> tuple[float, float, dict[Point, float]]:
+    """Return the floor of a step of prompts alone, what a prompt token adds, and the relative residuals.
+
+    ``samples``: steps with prompts, alone and beside decoding; what decoding costs is ``base``'s to say.
+    """
+    from scipy.optimize import nnls
+
+    points = sorted(samples)
+    seconds = np.array([float(np.median(samples[point].target_s)) for point in points])
+    known = dict(zip(base.sizes, base.verify_s, strict=True))
+    decoding = np.array(
+        [
+            known[point.batch_tokens]
+            + base.per_request_s * point.requests
+            + base.per_context_token_s * point.requests * point.context
+            if point.requests
+            else 0.0
+            for point in points
+        ]
+    )
+    matrix = np.array([[point.requests == 0, point.prompt] for point in points], np.float64)
+    solved, _ = nnls(matrix / seconds[:, None], np.maximum(seconds - decoding, 0) / seconds)
+    fitted = matrix @ solved + decoding
+    residuals = {point: float(found) for point, found in zip(points, fitted / seconds - 1, strict=True)}
+    return float(solved[0]), float(solved[1]), residuals

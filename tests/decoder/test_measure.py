@@ -1,0 +1,191 @@
+"""Step times: what is measured is the engine's own step; what is fitted adds up; what is wrong is said."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from decoder.measure import main
+from decoder.shapes import SHAPES, make_shape
+from decoder.step_times import Point, Samples, fit, fit_prefill, grid, run_point, spread
+from profiles.curves import draft_cost, step_cost
+from profiles.files import load_profile
+from sim.batching import Chunked
+from sim.verify import Fixed
+from tests.decoder.engines import drafter_of, engine_of, transformer
+
+LAW = {"floor": 2.0, "token": 0.3, "request": 0.05, "context": 0.001, "prompt_floor": 1.5, "prompt": 0.1}
+
+
+def seconds(point):
+    """A jagged law: every size of batch has a whim of its own."""
+    verify = LAW["floor"] + LAW["token"] * point.batch_tokens + (0.7 if point.batch_tokens % 3 == 1 else 0)
+    decoding = verify + LAW["request"] * point.requests + LAW["context"] * point.requests * point.context
+    prompt = LAW["prompt"] * point.prompt
+    return decoding + prompt if point.requests else LAW["prompt_floor"] + prompt
+
+
+def lawful(points, draft_s=0.25):
+    return {point: Samples([seconds(point) + draft_s] * 3, [draft_s] * 3) for point in points}
+
+
+def test_parts_of_a_lawful_machine_are_found():
+    points = grid((1, 2, 4, 8), (0, 1, 3), (10, 100), max_batch_tokens=64, max_cached_tokens=9999, margin=4)
+    found = fit(lawful(points))
+    assert found.rms < 1e-9
+    assert found.per_request_s == pytest.approx(LAW["request"])
+    assert found.per_context_token_s == pytest.approx(LAW["context"])
+    for size, value in zip(found.sizes, found.verify_s, strict=True):
+        assert value == pytest.approx(2.0 + 0.3 * size + (0.7 if size % 3 == 1 else 0))
+    prompts = [Point(0, 0, 0, 20), Point(0, 0, 0, 90), Point(4, 0, 10, 20), Point(4, 0, 10, 90)]
+    floor_s, token_s, residuals = fit_prefill(lawful(prompts), found)
+    assert (floor_s, token_s) == pytest.approx((1.5, 0.1))
+    assert max(map(abs, residuals.values())) < 1e-9
+
+
+def test_a_machine_of_another_law_leaves_residuals():
+    points = grid((1, 2, 4, 8), (0, 1, 3), (10, 100), max_batch_tokens=64, max_cached_tokens=9999, margin=4)
+    samples = lawful(points)
+    samples[points[0]].step_s[:] = [2 * value for value in samples[points[0]].step_s]
+    assert fit(samples).rms > 0.02
+
+
+def test_the_grid_stays_within_its_limits():
+    points = grid((1, 8), (0, 7), (10, 50), max_batch_tokens=16, max_cached_tokens=200, margin=8)
+    assert points == [Point(1, 0, 10), Point(1, 0, 50), Point(1, 7, 10), Point(1, 7, 50), Point(8, 0, 10)]
+
+
+def test_spread_is_half_the_interquartile_range():
+    assert spread([1.0, 1.0, 1.0]) == 0
+    assert spread([8.0, 9.0, 10.0, 11.0, 12.0]) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("kind", ("dspark_rnn", "eagle3", "small_transformer"))
+def test_the_engine_is_timed_and_left_as_it_was(kind):
+    """Every step of a point is the same step: its rows, its drafts, its context; nothing is left behind."""
+    engine = engine_of(
+        transformer(), drafter_of(kind), Fixed(k=4), prefill=Chunked(chunk_tokens=16), blocks=100, max_running=9
+    )
+    for point in (Point(3, 2, 17), Point(2, 0, 5, prompt=9), Point(0, 0, 0, prompt=16), Point(8, 4, 1)):
+        run_point(engine, point, 3)
+        rows = engine.journal.steps[-3:]
+        assert [row.batch_tokens for row in rows] == [point.batch_tokens] * 3
+        assert [row.decoding for row in rows] == [point.requests] * 3
+        assert [row.context_tokens for row in rows] == [point.requests * point.context] * 3
+        assert [row.prompt_tokens for row in rows] == [point.prompt] * 3
+        assert all((row.draft_s > 0) is (point.requests > 0) for row in rows)
+        assert engine.idle
+        assert engine.pool.free == engine.pool.blocks
+
+
+TOY = [
+    "--shape",
+    "toy",
+    "--requests",
+    "1,2",
+    "--contexts",
+    "8,40",
+    "--prompts",
+    "8,32",
+    "--repeats",
+    "3",
+    "--steps",
+    "1",
+]
+
+
+def test_a_profile_is_written_that_the_simulator_reads(tmp_path, capsys):
+    out = tmp_path / "measured" / "toy.json"
+    assert main([*TOY, "--out", str(out), "--json", str(tmp_path / "r.json"), "--max-spread", "9", "--roofline"]) == 0
+    profile = load_profile(out)
+    assert profile.name == "measured/toy"
+    assert profile.disturbed is None
+    cost = step_cost(profile.step_time, 8)
+    assert (cost.verify_s[1:] > 0).all()
+    assert (cost.known_from, cost.known_to) == (1, 8)
+    drafted, a_token_each = draft_cost(profile.step_time, "dspark", 2)
+    assert (drafted.seconds[1:] > 0).all()
+    assert not a_token_each
+    provenance = profile.step_time.verify.provenance
+    assert provenance.origin == "fitted"
+    assert "torch" in provenance.version
+    assert provenance.command.startswith("python -m decoder.measure --shape toy")
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert len(report["points"]) == 2 * 3 * 2 + 4
+    assert all(point["target_s"] > 0 for point in report["points"])
+    assert report["roofline"]["copy_bytes_per_s"] > 0
+    assert "parts against measured steps" in capsys.readouterr().out
+
+
+def test_a_disturbed_machine_is_marked(tmp_path):
+    out = tmp_path / "toy.json"
+    assert main([*TOY, "--out", str(out), "--max-spread", "0"]) == 0
+    assert "repeats of a step differ by" in load_profile(out).disturbed
+
+
+def test_graph_sizes_make_a_table_that_rounds_up(tmp_path):
+    out = tmp_path / "toy.json"
+    assert main([*TOY, "--out", str(out), "--graph-sizes", "2,4", "--lengths", "0,1,3"]) == 0
+    segments = load_profile(out).step_time.verify.segments
+    assert [(segment.between, segment.sizes) for segment in segments] == [("round_up", (2, 4)), ("linear", (8,))]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    (
+        (["--shape", "qwen3-9b"], "--shape: unknown shape 'qwen3-9b'; known: qwen3-4b, qwen3-8b, qwen3-14b, toy"),
+        (["--device", "cuda"], "--device: this machine, or this build of torch, has no CUDA device"),
+        (["--requests", "4,2"], r"--requests: expected numbers of at least 1 that rise \(got '4,2'\)"),
+        (["--contexts", "x"], r"--contexts: expected whole numbers with commas between \(got 'x'\)"),
+        (["--contexts", "5000"], "--contexts: the target holds 4096 tokens; 5004 were asked for"),
+        (["--lengths", "0,4"], r"--lengths: expected at most the drafter's block of 3 \(got 4\)"),
+        (["--repeats", "1"], r"--repeats: expected at least 3 \(got 1\)"),
+        (["--graph-sizes", "4096"], "--graph-sizes: 4096 has no effect: no step exceeds 2048 tokens"),
+        (["--drafter", "x"], "--drafter: has no effect with --shape"),
+        (["--out", "x.txt"], r"--out: expected a name that ends in .json \(got 'x.txt'\)"),
+        (["--max-batch-tokens", "1", "--lengths", "3"], "--requests: no step of the grid fits the limits"),
+    ),
+)
+def test_bad_input_is_said_and_nothing_is_written(tmp_path, capsys, options, message):
+    if options[0] == "--device" and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    out = tmp_path / "toy.json"
+    assert main([*TOY, "--out", str(out), *options]) == 2
+    assert any(re.match(message, line) for line in capsys.readouterr().err.splitlines())
+    assert not list(tmp_path.iterdir())
+
+
+def test_shapes_have_the_published_sizes():
+    """Weights of the models that a step multiplies with, as published (billions, embeddings aside)."""
+    for name, billions in (("qwen3-4b", 4.02), ("qwen3-8b", 7.57), ("qwen3-14b", 13.99)):
+        assert SHAPES[name].weight_count / 1e9 == pytest.approx(billions, abs=0.01)
+    target, drafter = make_shape(SHAPES["toy"], device=torch.device("cpu"), dtype=torch.bfloat16, draft_length=5)
+    assert (target.dtype, drafter.trained_length) == (torch.bfloat16, 5)
+    assert SHAPES["toy"].weight_count == sum(
+        tensor.numel() for name, tensor in target.model.named_parameters() if "embed" not in name and "norm" not in name
+    )
+
+
+@pytest.mark.needs_shared
+@pytest.mark.parametrize("size", ("4b", "8b", "14b"))
+def test_shapes_are_those_of_the_published_drafters(shared_dir, size):
+    raw = json.loads((shared_dir / "reference/deepspec/configs" / f"dspark_qwen3_{size}_block7.json").read_text())[
+        "config"
+    ]
+    shape = SHAPES[f"qwen3-{size}"]
+    found = {
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.key_value_heads,
+        "num_hidden_layers": shape.draft_layers,
+        "num_target_layers": shape.layers,
+        "target_layer_ids": list(shape.feature_layers),
+        "block_size": shape.block,
+        "markov_rank": shape.markov_rank,
+        "mask_token_id": shape.mask_token_id,
+        "vocab_size": shape.vocab_size,
+        "head_dim": shape.head_dim,
+    }
+    assert found == {key: raw[key] for key in found}
