@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -226,8 +227,9 @@ class TrainingText:
         """Return the root mean square of each feature over the first ``rows`` answer rows, ``[layers * hidden_size]``.
 
         Layers differ in size by factors of ten, and so do dimensions of one layer; a first token, where models keep
-        values a hundred times as large, stands in no answer.
+        values a hundred times as large, stands in no answer. Raises `InputError` for a layer that was not kept.
         """
+        self.check_layers(layers)
         parts: list[Tensor] = []
         for document in self._documents:
             if sum(map(len, parts)) >= rows:
@@ -247,13 +249,13 @@ class TrainingText:
         """Return documents by number, with the outputs of ``layers`` as features."""
         chosen = [self._documents[index] for index in documents]
         longest = max(document.end - document.start for document in chosen)
-        count, width = len(chosen), self.metas[0].hidden_size
-        token_ids = torch.zeros(count, longest, dtype=torch.int64)
-        next_ids = torch.zeros(count, longest, dtype=torch.int64)
-        features = torch.zeros(count, longest, len(layers) * width)
-        final = torch.zeros(count, longest, width)
-        log_norms = torch.full((count, longest), float("nan"))
-        answer = torch.zeros(count, longest, dtype=torch.bool)
+        many, width = len(chosen), self.metas[0].hidden_size
+        token_ids = torch.zeros(many, longest, dtype=torch.int64)
+        next_ids = torch.zeros(many, longest, dtype=torch.int64)
+        features = torch.zeros(many, longest, len(layers) * width)
+        final = torch.zeros(many, longest, width)
+        log_norms = torch.full((many, longest), float("nan"))
+        answer = torch.zeros(many, longest, dtype=torch.bool)
         for at, document in enumerate(chosen):
             rows, here = document.end - document.start, slice(document.start, document.end)
             token_ids[at, :rows] = self._tokens[document.shard][0][here]
@@ -276,9 +278,9 @@ class TrainingText:
         )
 
     def plan(self, documents: int, seed: int) -> Iterator[list[int]]:
-        """Yield which documents each step reads, for ever: every document once a pass, in a new order each pass.
+        """Return which documents each step reads, for ever: every document once a pass, in a new order each pass.
 
-        A last batch that is not full waits for the next pass.
+        A last batch that is not full is left out. Raises `InputError` where there are too few documents for one.
         """
         lengths = np.array([document.end - document.start for document in self._documents])
         # An answer of one token has no anchor.
@@ -287,23 +289,19 @@ class TrainingText:
             raise InputError(
                 Fault(f"too little text: {len(usable)} documents for {documents} a step", str(self.paths[0].parent))
             )
-        done = 0
-        while True:
-            order = np.random.default_rng((seed, 1, done)).permutation(usable)
-            yield from _batches(order, lengths, documents, np.random.default_rng((seed, 2, done)))
-            done += 1
+        return _passes(usable, lengths, documents, seed)
 
 
-def _batches(
-    order: NDArray[np.int64], lengths: NDArray[np.int64], documents: int, rng: np.random.Generator
-) -> Iterator[list[int]]:
+def _passes(usable: NDArray[np.int64], lengths: NDArray[np.int64], documents: int, seed: int) -> Iterator[list[int]]:
     pool = documents * _POOL_BATCHES
-    for start in range(0, len(order), pool):
-        part = order[start : start + pool]
-        part = part[np.argsort(lengths[part], kind="stable")]
-        full = len(part) // documents
-        for at in rng.permutation(full):
-            yield [int(document) for document in part[at * documents : (at + 1) * documents]]
+    for done in count():
+        rng = np.random.default_rng((seed, 1, done))
+        order = rng.permutation(usable)[: len(usable) // documents * documents]
+        for start in range(0, len(order), pool):
+            part = order[start : start + pool]
+            part = part[np.argsort(lengths[part], kind="stable")]
+            for at in rng.permutation(len(part) // documents):
+                yield [int(document) for document in part[at * documents : (at + 1) * documents]]
 
 
 def _shard_name(path: Path) -> str:

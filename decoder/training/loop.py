@@ -126,11 +126,12 @@ def train(
         fused=True,
     )
     identity = {"kind": objective.kind, "settings": asdict(settings), "facts": facts or {}}
+    plan = text.plan(settings.documents, settings.seed)
     folder.mkdir(parents=True, exist_ok=True)
     progress = _load_state(folder / STATE, parameters, optimizer, identity)
     _cut_metrics(folder / METRICS, progress.steps)
     half = mixed_precision(device)
-    steps = islice(text.plan(settings.documents, settings.seed), progress.steps, None)
+    steps = islice(plan, progress.steps, None)
     saved_at, began = time.monotonic(), progress.steps
     with _Interrupt() as interrupt, (folder / METRICS).open("a", encoding="utf-8") as log, _bar(settings) as bar:
         bar.update(progress.share(settings) * bar.total)
