@@ -11,6 +11,7 @@ Source: EAGLE-3, section 3.1 ("training-time test"); DeepSeek-V3 report, section
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,9 +33,6 @@ from decoder.training.objective import DraftShape
 from decoder.training.start import start_net, target_dimensions
 from decoder.vocabulary import draft_ids, label_ids, rows_of
 
-#: Documents whose hidden states say how large the target's are.
-_MEASURED_DOCUMENTS = 8
-
 
 class ChainObjective:
     """A chained drafter on its way; see `Objective`.
@@ -48,9 +46,18 @@ class ChainObjective:
         Chains a document, or as many as it has room for.
     weights : LossWeights
         A chain has no confidence head; that weight is not used.
+    scale : tensor [layers * hidden_size], optional
+        EAGLE-3: the size of each feature, as in `BlockObjective`. An MTP head reads its state through a norm of its own.
     """
 
-    def __init__(self, net: Eagle3Net | MtpNet, target_head: Tensor, anchors: int, weights: LossWeights) -> None:
+    def __init__(
+        self,
+        net: Eagle3Net | MtpNet,
+        target_head: Tensor,
+        anchors: int,
+        weights: LossWeights,
+        scale: Tensor | None = None,
+    ) -> None:
         self.net = net
         self.kind = net.config.kind
         self.feature_layers = net.config.target_layer_ids
@@ -61,6 +68,10 @@ class ChainObjective:
         self._labels = label_ids(token_ids, net.config.vocab_size).to(device)
         self._target_head = rows_of(target_head, token_ids).to(device)
         self._positions = position_weights(weights.positions, net.config.ttt_length).to(device)
+        self._scale = None if scale is None else scale.to(device)
+        if isinstance(net, Eagle3Net) and self._scale is not None:
+            with torch.no_grad():
+                net.fc.weight.mul_(self._scale)
         net.train().requires_grad_(True)
         net.embed_tokens.requires_grad_(False)
         net.lm_head.requires_grad_(False)
@@ -70,8 +81,12 @@ class ChainObjective:
         return {name: value for name, value in self.net.named_parameters() if value.requires_grad}
 
     def save(self, folder: Path, dtype: torch.dtype) -> None:
-        """Write the drafter; see `Objective`."""
-        save_net(self.net, folder, dtype)
+        """Write the drafter, which reads features as they are; see `Objective`."""
+        net = copy.deepcopy(self.net)
+        if isinstance(net, Eagle3Net) and self._scale is not None:
+            with torch.no_grad():
+                net.fc.weight.div_(self._scale)
+        save_net(net, folder, dtype)
 
     def loss(self, batch: Batch, rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
         """Return the loss over random chains; see `Objective`."""
@@ -81,13 +96,15 @@ class ChainObjective:
     def loss_at(self, batch: Batch, anchors: Tensor, kept: Tensor) -> tuple[Tensor, dict[str, float]]:
         """Return the loss over the chains at ``anchors`` ``[documents, chains]`` that are ``kept``."""
         length = self.net.config.ttt_length
+        features = batch.features if self._scale is None else batch.features / self._scale
         states, document, row, step = [], [], [], []
         for index in range(len(anchors)):
             mine = anchors[index][kept[index]]
             if not len(mine):
                 continue
             end = int(batch.rows[index])
-            for k, state in enumerate(chain_states(self.net, batch, index, mine, length)):
+            rows = features[index, :end], batch.token_ids[index, :end]
+            for k, state in enumerate(chain_states(self.net, *rows, mine, length)):
                 judged = mine + k < end
                 states.append(state[judged])
                 row.append(mine[judged] + k)
@@ -123,31 +140,30 @@ class ChainObjective:
         return loss, metrics
 
 
-def chain_states(net: Eagle3Net | MtpNet, batch: Batch, index: int, anchors: Tensor, length: int) -> list[Tensor]:
+def chain_states(
+    net: Eagle3Net | MtpNet, features: Tensor, token_ids: Tensor, anchors: Tensor, length: int
+) -> list[Tensor]:
     """Return the states of each step of the chains at ``anchors`` in one document, ``length`` of ``[chains, hidden]``.
 
     Parameters
     ----------
-    index : int
-        The document's place in the batch.
+    features : tensor [rows, layers * hidden_size]
+    token_ids : tensor [rows]
     anchors : tensor [chains]
-        Rows of the anchors, ascending, each at least 1.
+        Rows of the anchors, ascending, each at least 1. Steps past the last row are of no use.
     """
-    tokens, device = batch.token_ids[index], anchors.device
-    before, n, last = int(anchors[-1]), len(anchors), int(batch.rows[index]) - 1
+    before, last = int(anchors[-1]), len(token_ids) - 1
     cache = KvCache(net.config.num_hidden_layers)
-    committed = net.fuse(batch.features[index, :before])
-    positions = torch.arange(before, device=device)
+    positions = torch.arange(before, device=anchors.device)
     # Row a - 1 holds the anchor at a.
-    state = net.rows(tokens[1 : before + 1], committed, positions, cache, wanted=anchors - 1)
+    state = net.rows(token_ids[1 : before + 1], net.fuse(features[:before]), positions, cache, wanted=anchors - 1)
     states = [state]
     # A chain sees the rows up to its anchor, and its own.
     sees = positions < anchors[:, None]
-    own = torch.eye(n, dtype=torch.bool, device=device)
+    own = torch.eye(len(anchors), dtype=torch.bool, device=anchors.device)
     for k in range(1, length):
         sees = torch.cat([sees, own], 1)
-        # Past the document's end nothing is judged, and nothing else looks there.
-        state = net.rows(tokens[(anchors + k).clamp_max(last)], state, anchors + k - 1, cache, sees)
+        state = net.rows(token_ids[(anchors + k).clamp_max(last)], state, anchors + k - 1, cache, sees)
         states.append(state)
     return states
 
@@ -162,7 +178,8 @@ def make_chain(shape: DraftShape, target: HfTarget, text: TrainingText, init: Pa
         if not isinstance(net, Eagle3Net | MtpNet) or net.config.kind != shape.drafter:
             found = net.config.kind
             raise InputError(Fault(f"holds a drafter of kind {found}; --drafter says {shape.drafter}", str(init)))
-        return ChainObjective(net, target.lm_head, shape.anchors, shape.weights)
+        text.check_layers(net.config.target_layer_ids)
+        return ChainObjective(net, target.lm_head, shape.anchors, shape.weights, _scale(net, text))
     if shape.drafter == "eagle3" and shape.layers != 1:
         raise InputError(Fault(f"EAGLE-3 has one layer (got {shape.layers})", key="--layers-of-draft"))
     config = DraftConfig(
@@ -180,20 +197,14 @@ def make_chain(shape: DraftShape, target: HfTarget, text: TrainingText, init: Pa
     net = make_net(config)
     assert isinstance(net, Eagle3Net | MtpNet)
     start_net(net, target, text, seed)
-    if isinstance(net, Eagle3Net):
-        even_out(net, text.batch(range(min(_MEASURED_DOCUMENTS, len(text))), shape.feature_layers))
-    return ChainObjective(net.to(target.device), target.lm_head, shape.anchors, shape.weights)
+    scale = text.feature_scale(shape.feature_layers)
+    with torch.no_grad():
+        if isinstance(net, Eagle3Net):
+            net.fc.weight.div_(scale)  # so that all features weigh alike
+        else:
+            net.hnorm.weight.copy_(scale.square().mean().sqrt() / scale)  # the same, after the norm
+    return ChainObjective(net.to(target.device), target.lm_head, shape.anchors, shape.weights, _scale(net, text))
 
 
-@torch.no_grad()
-def even_out(net: Eagle3Net, batch: Batch) -> None:
-    """Scale what a new EAGLE-3 drafter reads of each target layer by the size of its states there.
-
-    They enter its residual stream without a norm, and the states of one layer can be a hundred times those of another.
-    """
-    layers = len(net.config.target_layer_ids)
-    real = torch.arange(batch.answer.shape[1]) < batch.rows[:, None]
-    states = batch.features[real].view(-1, layers, net.config.hidden_size)
-    # Medians: the states of a text's first token can be a thousand times those of the others.
-    sizes = states.square().mean(-1).sqrt().median(0).values
-    net.fc.weight.div_(sizes.repeat_interleave(net.config.hidden_size))
+def _scale(net: Eagle3Net | MtpNet, text: TrainingText) -> Tensor | None:
+    return text.feature_scale(net.config.target_layer_ids) if isinstance(net, Eagle3Net) else None

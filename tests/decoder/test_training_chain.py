@@ -1,11 +1,13 @@
 """Training chained drafters and small models: unrolled as they draft, and with the gradients of the plain formula."""
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from decoder.chain import ChainDrafter
@@ -19,7 +21,7 @@ from decoder.losses import LossWeights, position_weights
 from decoder.small_model import SmallModelDrafter
 from decoder.target import HfTarget, load_target
 from decoder.training.batches import Batch, TrainingText
-from decoder.training.chain import ChainObjective, chain_states, even_out, make_chain
+from decoder.training.chain import ChainObjective, chain_states, make_chain
 from decoder.training.objective import DraftShape
 from decoder.training.small import SmallModelObjective, make_small
 from decoder.vocabulary import draft_ids, label_ids, set_draft_ids
@@ -93,14 +95,15 @@ def test_unrolled_is_what_the_decoder_drafts(kind):
     net = random_net(kind)
     batch = random_batch(len(net.config.target_layer_ids), head_of())
     for document, anchors in ((0, [3, 5, 6, 11]), (1, [4, 8])):
-        states = chain_states(net, batch, document, torch.tensor(anchors), LENGTH)
-        tokens = batch.token_ids[document].tolist()
+        end = int(batch.rows[document])
+        features, token_ids = batch.features[document, :end], batch.token_ids[document, :end]
+        states = chain_states(net, features, token_ids, torch.tensor(anchors), LENGTH)
+        tokens = token_ids.tolist()
         for row, anchor in enumerate(anchors):
             drafting = ChainDrafter(net).start()
-            drafting.advance(tokens[:anchor], batch.features[document, :anchor], tokens[anchor])
+            drafting.advance(tokens[:anchor], features[:anchor], tokens[anchor])
             sampler = Dictated([*tokens[anchor + 1 :], 0])
-            steps = min(LENGTH, int(batch.rows[document]) - anchor)
-            drafting.propose(tokens[anchor], steps, sampler)
+            drafting.propose(tokens[anchor], min(LENGTH, end - anchor), sampler)
             for k, logits in enumerate(sampler.logits):
                 torch.testing.assert_close(net.logits(states[k])[row], logits, rtol=0, atol=1e-10)
 
@@ -191,16 +194,21 @@ def small_model():
     return Qwen3ForCausalLM(config).double()
 
 
-def test_layers_of_unlike_size_enter_alike():
+def test_features_of_unlike_size_are_trained_alike_and_saved_as_they_are(tmp_path):
     net = random_net("eagle3")
     batch = random_batch(2, head_of())
-    scale = torch.tensor([300.0, 0.2]).repeat_interleave(WIDTH)
-    before = [part.clone() for part in net.fc.weight.detach().chunk(2, 1)]
-    even_out(net, replace(batch, features=batch.features * scale))
-    after = net.fc.weight.detach().chunk(2, 1)
-    for part, was, size in zip(after, before, (300.0, 0.2), strict=True):
-        # Random states have about size 1.
-        torch.testing.assert_close(part, was / size, rtol=0.3, atol=1e-6)
+    scale = torch.tensor([300.0, 0.2], dtype=torch.float64).repeat_interleave(WIDTH)
+    plain = ChainObjective(copy.deepcopy(net), head_of(), 4, WEIGHTS)
+    with torch.no_grad():
+        net.fc.weight.div_(scale)
+    objective = ChainObjective(net, head_of(), 4, WEIGHTS, scale)
+    torch.testing.assert_close(net.fc.weight, plain.net.fc.weight)
+    anchors, kept = torch.tensor([[3, 5], [4, 8]]), torch.ones(2, 2, dtype=torch.bool)
+    loss, _ = objective.loss_at(replace(batch, features=batch.features * scale), anchors, kept)
+    torch.testing.assert_close(loss, plain.loss_at(batch, anchors, kept)[0])
+    objective.save(tmp_path / "drafter", torch.float64)
+    saved = load_file(tmp_path / "drafter" / "model.safetensors")["fc.weight"]
+    torch.testing.assert_close(saved, plain.net.fc.weight / scale)
 
 
 # From text on disk to a drafter on disk
