@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from analysis.profile_plots import COLOURS
 from analysis.style import MUTED, plot_style, save
+from profiles.fitting.closed_loop import alike
 
 Report = dict[str, Any]
 
@@ -34,14 +35,17 @@ def draw_fit(report: Report, folder: Path) -> Iterator[Path]:
 
 def _draw_runs(left: Axes, right: Axes, rows: list[Report]) -> None:
     """Draw rounds by load, a colour each combination of draft length and lengths; errors beside them."""
+    prompts, outputs = (alike([row[key] for row in rows]) for key in ("prompt_tokens", "output_tokens"))
     series: dict[tuple[Any, ...], list[Report]] = {}
-    for row in rows:
-        series.setdefault((row["k"], row["prompt_tokens"], row["output_tokens"]), []).append(row)
-    for number, (key, part) in enumerate(series.items()):
+    for row, prompt, output in zip(rows, prompts, outputs, strict=True):
+        series.setdefault((row["k"], prompt, output), []).append(row)
+    for number, part in enumerate(series.values()):
         colour = COLOURS[number % len(COLOURS)]
         part = sorted(part, key=lambda row: float(row["concurrency"]))
         loads = [row["concurrency"] for row in part]
-        left.plot(loads, [row["observed_round_ms"] for row in part], "o", color=colour, markersize=4, label=_label(key))
+        left.plot(
+            loads, [row["observed_round_ms"] for row in part], "o", color=colour, markersize=4, label=_label(part)
+        )
         left.plot(loads, [row["fitted_round_ms"] for row in part], "-", color=colour, linewidth=1.2)
         right.plot(loads, [row["error_percent"] for row in part], "o", color=colour, markersize=4)
         unseen = [np.nan if (e := row["error_left_out_percent"]) is None else e for row in part]
@@ -57,9 +61,12 @@ def _draw_runs(left: Axes, right: Axes, rows: list[Report]) -> None:
     left.set_ylim(bottom=0)
 
 
-def _label(key: tuple[Any, ...]) -> str:
-    k, prompt, output = key
-    lengths = "" if prompt is None or output is None else f", {prompt:,.0f} + {output:,.0f} tokens"
+def _label(rows: list[Report]) -> str:
+    """Name a series by its draft length and the mean lengths of its requests."""
+    k, lengths = rows[0]["k"], ""
+    if all(row["prompt_tokens"] and row["output_tokens"] for row in rows):
+        prompt, output = (np.mean([row[key] for row in rows]) for key in ("prompt_tokens", "output_tokens"))
+        lengths = f", {prompt:,.0f} + {output:,.0f} tokens"
     return ("no speculation" if not k else f"k = {k}") + lengths
 
 

@@ -13,7 +13,6 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -80,8 +79,8 @@ docs/will_dspark_pay.md goes through it. Exit code: 0 written, 1 the worst resid
 at fault or does not determine what was asked."""
 
 EXAMPLE = """\
-example: python -m profiles.fit my_engine --sweep docs/examples/will_dspark_pay/none.csv \\
-    --acceptance docs/examples/will_dspark_pay/metrics.prom --drafter dspark --draft-like engines/qwen3_8b_h20"""
+example: python -m profiles.fit my_engine --sweep docs/examples/will_dspark_pay/none.json \\
+    --acceptance docs/examples/will_dspark_pay/metrics.prom --draft-like engines/v4_flash_b300_tp4"""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -179,7 +178,6 @@ class Work:
             hardware=options.hardware,
             version=f"{options.engine + '; ' if options.engine else ''}fitted by dspark-sim {version('dspark-sim')}",
             command=" ".join(words),
-            date=datetime.now(UTC).date().isoformat(),
         )
 
 

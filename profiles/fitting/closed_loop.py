@@ -31,7 +31,9 @@ MIN_LOADS = 3
 FIRST_TOKEN_TRUST = 0.15
 #: A shape with two more numbers is taken where F is 5 or more: clearly better.
 CLEARLY = 2 * 5.0
-#: Of these, runs of few lengths know only a mixture; each is kept, and they share it evenly.
+#: Lengths within this ratio are one: a benchmark draws them anew for each run.
+ALIKE = 1.2
+#: Of these, runs of few lengths know only a mixture; where one is known the others are kept, and they share it evenly.
 SHARED = ("context_token", "prompt_token", "admission")
 
 
@@ -83,20 +85,31 @@ def running(points: Sequence[LoadPoint]) -> Floats:
     A request that waits longer for its first token than those of its prompt length do at their lightest load is taken
     to queue for so long.
     """
-    lightest: dict[float | None, float] = {}
-    for point in points:
+    groups = alike([point.prompt_tokens for point in points])
+    lightest: dict[int, float] = {}
+    for group, point in zip(groups, points, strict=True):
         if point.ttft_s is not None:
-            lightest[point.prompt_tokens] = min(lightest.get(point.prompt_tokens, np.inf), point.ttft_s)
+            lightest[group] = min(lightest.get(group, np.inf), point.ttft_s)
     found = []
-    for point in points:
+    for group, point in zip(groups, points, strict=True):
         share = 1.0
         if point.ttft_s is not None and point.tpot_s is not None and point.output_tokens is not None:
             decode = point.tpot_s * max(point.output_tokens - 1, 1.0)
-            queued = point.ttft_s - lightest[point.prompt_tokens]
+            queued = point.ttft_s - lightest[group]
             # Under a fifth it is prefill of many at once, which decoding requests wait for as well.
             share = decode / (queued + decode) if queued > 0.2 * decode else 1.0
         found.append(point.concurrency * share)
     return np.array(found)
+
+
+def alike(lengths: Sequence[float | None]) -> list[int]:
+    """Number the lengths so that those within `ALIKE` of their neighbours have one number; unknown ones have -1."""
+    ordered = sorted({length for length in lengths if length is not None})
+    number: dict[float | None, int] = {None: -1}
+    for index, length in enumerate(ordered):
+        starts = index == 0 or length > ALIKE * ordered[index - 1]
+        number[length] = index if starts else number[ordered[index - 1]]
+    return [number[length] for length in lengths]
 
 
 def _accepted(points: Sequence[LoadPoint]) -> Floats:
@@ -207,20 +220,37 @@ def _fit(
         named.remove("batch_token")
     if saturation is not None:
         named.insert(2, "saturating")
+    rows, waits = _first_token_rows(points)
+    several = waits.size > 0 and rows.max() > ALIKE * rows.min()
+    # Prompts of one length: their price is the wait for the first token at the lightest load, all of it.
+    price = 0.0
+    if waits.size and not several:
+        price = max(float(np.median(waits)) - float(observed.min()), 0.0) / float(np.median(rows))
+        price = 0.0 if (price * amounts["prompt_token"] > 0.8 * (observed - known)).any() else price
+    if price > 0:
+        known = known + price * amounts["prompt_token"]
+        named.remove("prompt_token")
+        waits, rows = waits[:0], rows[:0]
     keep, inside = tell_apart({name: amounts[name] for name in named}, observed)
     free = len(keep)
-    keep += [name for name in SHARED if name not in keep and amounts[name].any()]
-    rows, waits = _first_token_rows(points)
-    trust = np.concatenate([np.ones_like(observed), np.full(waits.size, FIRST_TOKEN_TRUST)])
+    if any(name in keep for name in SHARED):
+        keep += [name for name in SHARED if name in named and name not in keep and amounts[name].any()]
     columns = {name: np.concatenate([amounts[name], np.zeros(waits.size)]) for name in keep}
-    if waits.size:
+    if several:
         columns["first_token"] = np.concatenate([np.zeros_like(observed), np.ones_like(waits)])
         columns["prompt_token"] = np.concatenate([amounts["prompt_token"], rows])
-        if len(set(rows)) > 1:
-            inside.pop("prompt_token", None)
+        inside.pop("prompt_token", None)
+    else:
+        waits = waits[:0]
+        columns = {name: column[: observed.size] for name, column in columns.items()}
+    trust = np.concatenate([np.ones_like(observed), np.full(waits.size, FIRST_TOKEN_TRUST)])
     known = np.concatenate([known, np.zeros_like(waits)])
     fit = fit_costs(columns, np.concatenate([observed, waits]), list(columns), trust, known)
     law = _to_law(points, fit, inside, saturation, request_share)
+    if price > 0:
+        law.cost_s["prompt_token"] = price
+        law.error_s["prompt_token"] = float("nan")
+        law.inside["prompt_token"] = ()
     law = replace(law, draft_per_token=draft_per_token, verify_s=verify_s)
     return law, free + (saturation is not None)
 
@@ -257,18 +287,15 @@ def _batches(points: Sequence[LoadPoint]) -> tuple[int, int]:
 
 def _first_token_rows(points: Sequence[LoadPoint]) -> tuple[Floats, Floats]:
     """Return prompt length and wait for the first token of the lightest load of each combination of lengths."""
-    lightest: dict[tuple[float, float | None], LoadPoint] = {}
-    for point in points:
-        if point.ttft_s is not None and point.prompt_tokens is not None:
-            key = (point.prompt_tokens, point.output_tokens)
-            if key not in lightest or point.concurrency < lightest[key].concurrency:
-                lightest[key] = point
+    known = [point for point in points if point.ttft_s is not None and point.prompt_tokens is not None]
+    prompts, outputs = (alike([getattr(point, name) for point in known]) for name in ("prompt_tokens", "output_tokens"))
+    lightest: dict[tuple[int, int], float] = {}
+    for key, point in zip(zip(prompts, outputs, strict=True), known, strict=True):
+        lightest[key] = min(lightest.get(key, np.inf), point.concurrency)
     chosen = [
         point
-        for point in points
-        if point.ttft_s is not None
-        and point.prompt_tokens is not None
-        and point.concurrency == lightest[point.prompt_tokens, point.output_tokens].concurrency
+        for key, point in zip(zip(prompts, outputs, strict=True), known, strict=True)
+        if point.concurrency == lightest[key]
     ]
     return (
         np.array([point.prompt_tokens or 0.0 for point in chosen]),

@@ -108,6 +108,8 @@ def not_identified(law: Law, request_share: float | None, drafted: bool) -> list
         taken = f"it is inside {inside}"
         if name in ("context_token", "prompt_token", "admission") and law.cost_s[name] > 0:
             taken = f"only a mixture of it and {inside} is known: they share it evenly"
+        if name == "prompt_token" and not hosts and law.cost_s[name] > 0:
+            taken = "the wait for the first token at the lightest load is charged to the prompt, all of it"
         if name == "request" and request_share is None:
             taken = (
                 "a token and a request of its own cost the same here: all is charged to tokens, the dear end "
@@ -185,6 +187,11 @@ def _sourced(value: float, provenance: Provenance) -> SourcedSeconds | None:
 def _mixed(law: Law, name: str) -> str | None:
     if name not in law.inside:
         return None
+    if not law.inside[name]:
+        return (
+            "prompts of one length: the wait for the first token at the lightest load is charged to the prompt, "
+            "all of it"
+        )
     hosts = ", ".join(WHERE.get(host, host) for host in law.inside[name])
     return f"of {WHERE[name]} and {hosts} only a mixture is known: they share it evenly"
 

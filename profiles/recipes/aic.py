@@ -7,7 +7,8 @@ Both ends are kept, as two profiles; at one token a request and `CONTEXT` tokens
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -30,6 +31,8 @@ from profiles.schema import (
 )
 
 STEPS = "reference/aic/decode_step_split.csv"
+#: Machines that the reference data lack, by `profiles.recipes.aiconfigurator`.
+EXTRA_STEPS = Path(__file__).with_name("aic_decode_steps.csv")
 PACKAGE = "aiconfigurator-core 0.12.0"
 #: Tokens in a request's cache at which the upper end holds.
 CONTEXT = 4096
@@ -44,7 +47,8 @@ class Machine:
     """A model on a system: which rows of the table, and what one replica of it is.
 
     ``gpus``: of the replica. Where attention is data parallel the rows are of one GPU's share of an engine, and so is
-    the replica. ``kv_bytes_per_token`` with its reason.
+    the replica. ``kv_bytes_per_token`` with its reason. ``in_shared``: the rows are in the reference data, not in
+    `EXTRA_STEPS`.
     """
 
     model: str
@@ -55,6 +59,7 @@ class Machine:
     kv_bytes_per_token: int
     kv_reason: str
     max_context_tokens: int
+    in_shared: bool = True
 
     @property
     def hardware(self) -> str:
@@ -100,6 +105,20 @@ MACHINES: dict[str, Machine] = {
 }
 
 
+MACHINES |= {
+    name: replace(MACHINES[like], system=system, in_shared=False)
+    for name, like, system in (
+        ("qwen3_32b_fp8_h100", "qwen3_32b_fp8_h200", "h100_sxm"),
+        ("qwen3_32b_fp8_b200", "qwen3_32b_fp8_h200", "b200_sxm"),
+        ("deepseek_v3_b200_tp8", "deepseek_v3_h200_tp8", "b200_sxm"),
+        ("deepseek_v3_b200_dp8", "deepseek_v3_h200_dp8", "b200_sxm"),
+        ("v4_flash_h100_dp8", "v4_flash_h200_dp8", "h100_sxm"),
+        ("v4_flash_b200_dp8", "v4_flash_h200_dp8", "b200_sxm"),
+        ("v4_pro_b200_dp8", "v4_pro_h200_dp8", "b200_sxm"),
+    )
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Steps:
     """Predicted decode steps: ``rest_s`` by ``tokens``, ``attention_s [tokens, contexts]``."""
@@ -126,8 +145,8 @@ class AttentionLaw:
 
 def read_steps(shared: Shared, machine: Machine) -> Steps:
     """Read the rows of a machine."""
-    tokens, contexts, rest, attention = shared.columns(
-        STEPS,
+    tokens, contexts, rest, attention = (shared if machine.in_shared else Shared(EXTRA_STEPS.parent)).columns(
+        STEPS if machine.in_shared else EXTRA_STEPS.name,
         "tokens_per_rank",
         "context",
         "rest_ms",
@@ -164,9 +183,9 @@ def fit_attention(steps: Steps) -> AttentionLaw:
 
 def build_aic(shared: Shared, name: str, end: End) -> Profile:
     """Build `aic/<name>_<end>` from the reference data."""
-    return profile_of(
-        f"aic/{name}_{end}", MACHINES[name], read_steps(shared, MACHINES[name]), end, cite(STEPS), scale_b300(shared)
-    )
+    machine = MACHINES[name]
+    source = cite(STEPS) if machine.in_shared else f"profiles/recipes/{EXTRA_STEPS.name}"
+    return profile_of(f"aic/{name}_{end}", machine, read_steps(shared, machine), end, source, scale_b300(shared))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,11 +212,10 @@ def profile_of(name: str, machine: Machine, steps: Steps, end: End, source: str,
         origin="derived",
         source=f"{source} ({PACKAGE})",
         hardware=machine.hardware,
-        note="predicted from kernel times that NVIDIA measured, one operation at a time; no whole step was "
-        "measured. Its "
-        "package's own accuracy on H200, decode alone: within 12 % for two models, SGLang's table of DeepSeek-V3 "
-        "1.2 to 2.15 "
-        "times too high",
+        note="predicted from kernel times that NVIDIA measured, one operation at a time; no whole step was measured. "
+        "The package's own accuracy on H200, decode alone: within 12 % for two models, SGLang's table of DeepSeek-V3 "
+        "1.2 to 2.15 times too high. Where a system lacks a kernel's times, those of another backend stand in. "
+        "Whether weights and caches fit the memory was not looked at",
     )
     fit = (
         f"attention as floor + a R + c R context, contexts {CONTEXTS[0]:,} to {CONTEXTS[1]:,}: residuals "
@@ -292,7 +310,7 @@ def _replica(machine: Machine) -> Replica:
     return Replica(
         gpus=SourcedCount(
             value=machine.gpus,
-            provenance=Provenance(origin="transcribed", source=cite(STEPS), note=machine.parallel.replace(";", ", ")),
+            provenance=Provenance(origin="derived", source=PACKAGE, note=machine.parallel.replace(";", ", ")),
         ),
         kv_bytes_per_token=SourcedCount(value=machine.kv_bytes_per_token, provenance=kv),
         max_context_tokens=SourcedCount(

@@ -21,7 +21,7 @@ LENGTHS = ((1024, 1024), (8192, 1024), (1024, 256))
 
 
 def point(n: float, prompt: float = 512, output: float = 256, k: int = 0, accepted: float = 1.0) -> LoadPoint:
-    """Return what an engine of a known law gives: 6 ms, 20 us a batch token, 30 us a request, drafts of 1 ms + 40 us."""
+    """Return what an engine gives of 6 ms, 20 us a batch token, 30 us a request, drafts of 1 ms + 40 us."""
     let_in = n * accepted / output
     step = 6e-3 + 20e-6 * n * (1 + k) + 30e-6 * n + 20e-9 * n * (prompt + output / 2) + 15e-6 * let_in * prompt
     step += (1e-3 + 40e-6 * n) * (k > 0)
@@ -209,7 +209,7 @@ def test_real_engines_are_fitted_as_well_as_they_repeat_themselves(shared_dir: P
 
 
 def simulated_log(rng: np.random.Generator, count: int = 120) -> list[LoggedRequest]:
-    """Serve requests one token a step: 10 ms + 100 us a request + 50 ns a context token; a prompt takes 20 us a token."""
+    """Serve requests: a step takes 10 ms + 100 us a request + 50 ns a context token, a prompt 20 us a token."""
     arrived = np.cumsum(rng.exponential(0.05, count))
     prompt, output = rng.integers(50, 3000, count), rng.integers(20, 200, count)
     now, waiting, running_, made, first, last = 0.0, list(range(count)), [], [0] * count, {}, {}
