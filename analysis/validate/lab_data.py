@@ -124,8 +124,8 @@ def quality_of(drafter: Measured) -> Quality:
 
     bank, text = drafter.judged_half()
     survived = np.logical_and.accumulate(bank.accepted, axis=1)
-    raw: Floats = np.cumprod(bank.confidence_raw, axis=1)
-    calibrated: Floats = np.cumprod(bank.confidence, axis=1)
+    raw = np.asarray(np.cumprod(bank.confidence_raw, axis=1), np.float64)
+    calibrated = np.asarray(np.cumprod(bank.confidence, axis=1), np.float64)
     positions = range(survived.shape[1])
     texts, group = np.unique(text, return_inverse=True)
     rows_of = [np.flatnonzero(group == number) for number in range(len(texts))]

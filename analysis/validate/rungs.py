@@ -102,9 +102,33 @@ def _paper(settings: Settings) -> Report:
     return run(settings)
 
 
+def _lab(settings: Settings) -> Report:
+    from analysis.validate.lab import run
+
+    return run(settings)
+
+
+def _law(settings: Settings) -> Report:
+    from analysis.validate.law import run
+
+    return run(settings)
+
+
+def _engine(settings: Settings) -> Report:
+    from analysis.validate.engine import run
+
+    return run(settings)
+
+
 #: Every rung; a new one is a module with a ``run`` and an entry here.
 RUNGS = {
-    rung.name: rung for rung in (Rung("paper", "figures 2 to 8 of the DSpark paper, and what is claimed", _paper),)
+    rung.name: rung
+    for rung in (
+        Rung("paper", "figures 2 to 8 of the DSpark paper, and what is claimed", _paper),
+        Rung("lab", "the paper's offline figures and claims, measured on the lab's target", _lab),
+        Rung("engine", "this machine's own engine, from step times measured on it", _engine),
+        Rung("law", "the parametric law of acceptance against recorded banks, in the simulator", _law),
+    )
 }
 
 
