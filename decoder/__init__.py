@@ -5,8 +5,12 @@ Start with `session.py` (a round: draft, decide, verify, commit), then the pure 
 only place where luck enters. `drafter.py` is the seam behind which the drafters stand, one a file: `dspark.py` (the
 parallel block of DFlash and DSpark, on `backbone.py`, `markov.py`, `confidence.py`), `chain.py` with `eagle3.py` and
 `mtp.py`, `small_model.py`. `target.py` and `kv_cache.py` wrap the model that must be imitated exactly; `checkpoint.py`
-reads and writes draft checkpoints, `config.py` says what is in them. `calibration.py` and `evaluation.py` turn rounds
-into numbers. The commands are `generate.py`, `evaluate.py` and `calibrate.py`, with `options.py` and `loading.py`.
+reads and writes draft checkpoints, `config.py` says what is in them, `vocabulary.py` which tokens a drafter can say.
+`calibration.py` and `evaluation.py` turn rounds into numbers. The commands are `generate.py`, `evaluate.py` and
+`calibrate.py`, with `options.py` and `loading.py`.
+
+Drafters come from `lab/` (text that a target wrote), `training/` with `losses.py`, and the commands `collect.py` and
+`train.py`.
 
 `engine.py` serves many requests at once: `batch_target.py` reads all their rows in one pass (`ragged.py`) over blocks
 of keys and values (`paged_kv.py`), `batched_drafting.py` and `batched_sampling.py` do for a batch what the files above

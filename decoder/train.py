@@ -293,8 +293,8 @@ def _layers(text: str) -> tuple[int, ...]:
 def _coverage(shape: DraftShape, text: TrainingText) -> str:
     if shape.draft_vocab is None:
         return ""
-    share = float(text.counts[text.frequent_tokens(shape.draft_vocab)].sum()) / max(text.answer_tokens, 1)
-    return f"; {shape.draft_vocab} draft tokens are {share:.2%} of these"
+    share = float(text.mass[text.frequent_tokens(shape.draft_vocab)].sum() / text.mass.sum())
+    return f"; {shape.draft_vocab} draft tokens hold {share:.2%} of what the target would write"
 
 
 def publish(objective: Objective, out: Path, dtype: Any) -> None:

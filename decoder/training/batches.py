@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -126,6 +125,8 @@ class TrainingText:
         self._log_norms: list[Tensor] = []
         self.counts = torch.zeros(lm_head.shape[0], dtype=torch.int64)
         """How often each token stands in an answer, ``[vocabulary]``."""
+        self.mass = torch.zeros(lm_head.shape[0], dtype=torch.float64)
+        """How often the target would write each token: its probability summed over answer rows, ``[vocabulary]``."""
         for index, path in enumerate(self.paths):
             self._open(index, path)
         norms = [norms_path(path) for path in self.paths]
@@ -152,11 +153,12 @@ class TrainingText:
         path = norms_path(self.paths[index])
         rows = len(self._tokens[index][0])
         if not path.exists():
-            save_norms(path, self._compute_norms(index))
+            save_norms(path, *self._compute_norms(index))
             bar.update()
         try:
             with safe_open(path, "pt") as file:
                 norms: Tensor = file.get_tensor("log_norms")
+                self.mass += file.get_tensor("mass")
         except (OSError, SafetensorError) as fault:
             raise InputError(Fault(f"cannot be read: {fault}", str(path))) from None
         if len(norms) != rows:
@@ -164,9 +166,10 @@ class TrainingText:
         return norms
 
     @torch.no_grad()
-    def _compute_norms(self, index: int) -> Tensor:
+    def _compute_norms(self, index: int) -> tuple[Tensor, Tensor]:
         final = self._columns(index, (self._last_layer(index),))[0]
         norms = torch.full((len(self._tokens[index][0]),), float("nan"))
+        mass = torch.zeros_like(self.mass)
         features = self._files[index].get_slice("features")
         for document in self._documents:
             if document.shard != index:
@@ -174,8 +177,13 @@ class TrainingText:
             for start in range(document.start + document.prompt_tokens - 1, document.end, _CHUNK_ROWS):
                 end = min(start + _CHUNK_ROWS, document.end)
                 states = features[start:end, final].to(self._lm_head)
-                norms[start:end] = torch.logsumexp((states @ self._lm_head.T).float(), -1).cpu()
-        return norms
+                logits = (states @ self._lm_head.T).float()
+                top = logits.amax(-1)
+                weights = logits.sub_(top[:, None]).exp_()
+                total = weights.sum(-1)
+                norms[start:end] = (top + total.log()).cpu()
+                mass += ((1 / total) @ weights).cpu()
+        return norms, mass
 
     def _last_layer(self, index: int) -> int:
         return self._meta_of[index].layers[-1]
@@ -219,8 +227,11 @@ class TrainingText:
         return digest(self.paths)
 
     def frequent_tokens(self, size: int) -> Tensor:
-        """Return the ``size`` tokens that answers hold most often, ascending; of equals, the lowest."""
-        order = torch.sort(self.counts, descending=True, stable=True).indices
+        """Return the ``size`` tokens that the target would write most often, ascending; of equals, the lowest.
+
+        Not those that it wrote most often: probabilities know of far more tokens than a sample of them holds.
+        """
+        order = torch.sort(self.mass, descending=True, stable=True).indices
         return order[:size].sort().values
 
     def feature_scale(self, layers: Sequence[int], rows: int = 4096) -> Tensor:
@@ -313,11 +324,14 @@ def norms_path(shard: Path) -> Path:
     return shard.with_name(shard.name.replace("text-", "logz-"))
 
 
-def save_norms(path: Path, norms: Tensor) -> None:
-    """Write log-normalisers by rename; raises `InputError` where the disk is full."""
+def save_norms(path: Path, norms: Tensor, mass: Tensor) -> None:
+    """Write a shard's log-normalisers ``[rows]``, and the target's probabilities summed over its answer rows.
+
+    By rename; raises `InputError` where the disk is full.
+    """
     part = path.with_name(f".{path.name}.part")
     try:
-        save_file({"log_norms": norms}, part, metadata={"made": json.dumps("log sum exp of the target's logits")})
+        save_file({"log_norms": norms, "mass": mass}, part)
         part.rename(path)
     except (OSError, SafetensorError) as fault:
         part.unlink(missing_ok=True)
