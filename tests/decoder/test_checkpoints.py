@@ -20,6 +20,7 @@ from decoder.config import MTP, DraftConfig, dump_config, parse_config
 from decoder.errors import TargetError
 from decoder.small_model import SmallModelDrafter
 from decoder.target import load_target
+from decoder.vocabulary import draft_ids
 from tests.decoder.reference import DRAFTS, TARGET_A, TARGET_B
 
 
@@ -198,6 +199,62 @@ def test_an_mtp_head_round_trip(targets, tmp_path):
     edit(tmp_path / "mtp", target_layer_ids=[1, 2])
     with pytest.raises(CheckpointError, match="an MTP head reads one layer"):
         load_drafter(tmp_path / "mtp", targets[TARGET_A])
+
+
+REDUCED = torch.tensor([0, 1, 5, 9, 200, 255])
+
+
+@pytest.fixture
+def reduced(copy):
+    """Return a checkpoint whose drafter says six tokens, head and embedding left to the target."""
+    folder = copy("dspark_gated_block7")
+    edit(folder, draft_vocab_size=6, shared_with_target=["embed_tokens.weight", "lm_head.weight"])
+
+    def reduce(tensors):
+        del tensors["embed_tokens.weight"], tensors["lm_head.weight"]
+        tensors["markov_head.markov_w2.weight"] = tensors["markov_head.markov_w2.weight"][REDUCED].contiguous()
+        tensors["d2t"] = REDUCED - torch.arange(6)
+        tensors["t2d"] = torch.zeros(256, dtype=torch.bool).index_fill(0, REDUCED, True)
+
+    retensor(folder, reduce)
+    return folder
+
+
+def test_a_reduced_draft_vocabulary(reduced, deepspec, targets, tmp_path):
+    """Its logits are those of the whole drafter, at the tokens that it has; written in bfloat16, the map is kept."""
+    target = targets[TARGET_A]
+    whole, net = load_net(deepspec / "checkpoints" / "dspark_gated_block7", target), load_net(reduced, target)
+    hidden, prev = torch.randn(3, 64), torch.tensor([7, 200, 3])
+    assert torch.equal(draft_ids(net), REDUCED)
+    assert draft_ids(whole) is None
+    torch.testing.assert_close(net.lm_head(hidden), whole.lm_head(hidden)[:, REDUCED])
+    found, want = (part.markov_head.step(prev, hidden, None)[0] for part in (net, whole))
+    torch.testing.assert_close(found, want[:, REDUCED])
+    save_net(net, tmp_path / "out", torch.bfloat16)
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(written["d2t"], REDUCED - torch.arange(6))
+    assert written["fc.weight"].dtype == torch.bfloat16
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+    again = load_net(tmp_path / "out", target)
+    assert torch.equal(draft_ids(again), REDUCED)
+    assert torch.equal(again.lm_head.weight, target.lm_head[REDUCED])
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    (
+        (lambda t: t.pop("d2t"), "d2t: missing"),
+        (lambda t: t.update(d2t=t["d2t"].float()), "d2t: expected dtype int64; got float32"),
+        (lambda t: t["d2t"][5:].add_(1), "d2t: draft id 5 becomes 256; the target has tokens 0 to 255"),
+        (lambda t: t["d2t"][1:2].sub_(1), "d2t: two draft ids become the same token"),
+        (lambda t: t["t2d"][3:4].fill_(True), "t2d: disagrees with d2t about token 3"),
+        (lambda t: t.update(d2t=t["d2t"][:5].clone()), r"d2t: shape \[5\]; expected \[6\]"),
+    ),
+)
+def test_maps_are_refused(change, message, reduced, targets):
+    retensor(reduced, change)
+    with pytest.raises(CheckpointError, match=rf"model.safetensors: {message}"):
+        load_net(reduced, targets[TARGET_A])
 
 
 def test_a_language_model_drafts_for_another(deepspec, targets, copy):
