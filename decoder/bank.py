@@ -56,7 +56,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out", type=Path, default=Path("profiles/measured"), metavar="DIR", help="default: profiles/measured"
     )
-    parser.add_argument("--name", metavar="NAME", help="of the profile (default: TARGET_tTEMPERATURE)")
+    parser.add_argument(
+        "--name", metavar="NAME", help="of the profile (default: TARGET_tTEMPERATURE, or TARGET_corpus)"
+    )
     parser.add_argument(
         "--draft-length",
         type=int,
@@ -118,7 +120,8 @@ def _run(options: argparse.Namespace, command: str) -> int:
     texts = load_texts(text, folder, options.texts)
     target = load_target(folder, device=device)
     drafters = {key: load_drafter(path, target, device=device) for key, path in folders.items()}
-    path = options.out / f"{options.name or f'{name}_t{texts.meta.temperature:g}'}.json"
+    default = f"{name}_t{texts.temperature:g}" if texts.written else f"{name}_corpus"
+    path = options.out / f"{options.name or default}.json"
     found = record(
         texts,
         target,

@@ -63,9 +63,10 @@ def chosen(bank: BankArrays, rows: NDArray[np.bool_]) -> BankArrays:
 
 @dataclass(frozen=True, slots=True)
 class Lab:
-    """Everything that was measured: drafters by temperature and name, and times by drafter."""
+    """Everything that was measured: drafters by temperature and name, on corpus text by name, and times by drafter."""
 
     by_temperature: Mapping[float, Mapping[str, Measured]]
+    corpus: Mapping[str, Measured]
     speed: Mapping[str, Mapping[str, Any]]
 
     def find(self, name: str, temperature: float = 1.0) -> Measured | None:
@@ -74,26 +75,33 @@ class Lab:
 
 
 def load_lab(folders: Sequence[Path], speed: Path) -> Lab:
-    """Read every profile of the folders whose name ends in ``_t0`` or ``_t1``; raises `ProfileError`."""
+    """Read every profile of the folders whose name ends in ``_t0``, ``_t1`` or ``_corpus``; raises `ProfileError`."""
     found: dict[float, dict[str, Measured]] = {}
+    corpus: dict[str, Measured] = {}
     for folder in folders:
         for path in sorted(folder.glob("*_t[01].json")):
-            own = found.setdefault(float(path.stem[-1]), {})
-            for name, drafter in load_profile(path).acceptance.items():
-                laws = {d: law for d, law in drafter.domains.items() if isinstance(law, Bank) and d in DOMAIN_ORDER}
-                ordered = sorted(laws, key=DOMAIN_ORDER.index)
-                own[name] = Measured(
-                    name,
-                    drafter.trained_length,
-                    {domain: load_bank(laws[domain], path, drafter.trained_length) for domain in ordered},
-                    {domain: laws[domain].provenance for domain in ordered},
-                )
+            found.setdefault(float(path.stem[-1]), {}).update(load_measured(path))
+        for path in sorted(folder.glob("*_corpus.json")):
+            corpus.update(load_measured(path))
     times = {}
     for path in sorted(speed.glob("speed_*.json")):
         report = json.loads(path.read_text(encoding="utf-8"))
         if "speed" in report:
             times[path.stem.removeprefix("speed_")] = report["speed"]
-    return Lab(found, times)
+    return Lab(found, corpus, times)
+
+
+def load_measured(path: Path) -> dict[str, Measured]:
+    """Read the banks of a profile, by drafter; domains that the lab does not know are left out."""
+    own = {}
+    for name, drafter in load_profile(path).acceptance.items():
+        laws = {d: law for d, law in drafter.domains.items() if isinstance(law, Bank) and d in DOMAIN_ORDER}
+        ordered = sorted(laws, key=DOMAIN_ORDER.index)
+        banks = {domain: load_bank(laws[domain], path, drafter.trained_length) for domain in ordered}
+        own[name] = Measured(
+            name, drafter.trained_length, banks, {domain: laws[domain].provenance for domain in ordered}
+        )
+    return own
 
 
 # ---------------------------------------------------------------------------------------------------------- calibration

@@ -68,20 +68,20 @@ def _base(drafters: Mapping[str, Measured]) -> dict[str, Measured]:
 def table_1(lab: Lab) -> Part:
     """Accepted length by drafter and domain."""
     rows, checks = [], []
-    for temperature, drafters in sorted(lab.by_temperature.items(), reverse=True):
+    texts = [(f"t={temperature:g}", own) for temperature, own in sorted(lab.by_temperature.items(), reverse=True)]
+    for label, drafters in (*texts, ("corpus text", lab.corpus)):
         for name, one in _base(drafters).items():
             cells = [
                 _shown(length_estimate(one.rounds(domain))) if domain in one.banks else "-" for domain in DOMAIN_ORDER
             ]
             whole = length_estimate(one.rounds())
-            rows.append([f"{name}, t={temperature:g}", str(one.draft_length), *cells, _shown(whole)])
-            checks.append(
-                summarize(f"accepted length, {name}, temperature {temperature:g}", whole.value, "tokens/round")
-            )
+            rows.append([f"{name}, {label}", str(one.draft_length), *cells, _shown(whole)])
+            checks.append(summarize(f"accepted length, {name}, {label}", whole.value, "tokens/round"))
     prose = (
         "Accepted length, tokens a round with the bonus token (the paper's table 1): rounds followed along every "
         "held-out text. In brackets 95 % intervals, a bootstrap over texts. The second column is the number of draft "
-        "tokens: rows of different ones are not alike."
+        "tokens: rows of different ones are not alike. Corpus text, where there is any, was written by people and read "
+        "by the target; all else the target wrote."
     )
     return Part("Accepted length (table 1)", prose, ("drafter", "drafts", *DOMAIN_ORDER, "all"), rows, checks=checks)
 

@@ -1,5 +1,6 @@
 """`python -m decoder.bank`: from text and checkpoints to a profile that the simulator reads."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -82,6 +83,8 @@ def lab(tmp_path_factory):
             target, prompts, layers=LAYERS, eos_ids=frozenset(), max_new_tokens=60, temperature=temperature, seed=0
         )
         save_shard(shard_path(folder, 0), texts)
+    open_folder(root / "corpus", dataclasses.replace(meta, text="corpus", temperature=0.0))
+    save_shard(shard_path(root / "corpus", 0), texts)
     return root
 
 
@@ -115,6 +118,14 @@ def test_a_bank_is_recorded_and_read_back(lab, tmp_path, temperature, capsys):
             # Neighbouring blocks share luck where they share a position: at most 4 of them.
             assert (np.abs(bank.accepted.sum(0) - bank.chance.sum(0)) < 5 * 2 * sd).all()
     assert capsys.readouterr().out.count("dspark") == 2
+
+
+def test_text_that_people_wrote_is_judged_at_temperature_1_by_its_chances(lab, tmp_path):
+    record(lab, tmp_path, "--drafter", str(lab / "dspark"), "--text", str(lab / "corpus"))
+    path = tmp_path / "target_corpus.json"
+    bank = load_bank(load_profile(path).acceptance["dspark"].domains["code"], path, 4)
+    assert ((bank.chance > 0) & (bank.chance < 1)).all()
+    assert 0 < bank.accepted.mean() < 1
 
 
 def test_drafters_are_added_one_by_one(lab, tmp_path):

@@ -35,6 +35,7 @@ def made_lab(folder, laws=LAWS, domains=DOMAINS, raw_temperature=2.0):
         for name, means in laws.items()
     }
     save_banks(folder, "toy_t1", banks)
+    save_banks(folder, "toy_corpus", {"dspark": {"code": made_bank(laws["dspark"])}})
     save_speed(folder, "dspark", 1.6, 0.0605)
     save_speed(folder, "dflash", 1.4, 0.06)
     return load_lab([folder], folder)
@@ -97,10 +98,11 @@ def test_the_report_is_written_with_its_plots(lab, tmp_path):
         assert (tmp_path / f"{plot}.png").stat().st_size > 5_000
         assert f"({plot}.png)" in text
     assert "| DSpark over DFlash, accepted length | +16 to +18 % |" in text
+    assert "| dspark, corpus text | 4 |" in text
     assert "a test; none; 1; 2026-11-30" in text
     lengths = {check.name: check.error for check in found.checks()}
     means = np.array(LAWS["dspark"])
-    assert 1 < lengths["accepted length, dspark, temperature 1"] < 1 + means.size
+    assert 1 < lengths["accepted length, dspark, t=1"] < 1 + means.size
     # Outcomes here are drawn by the chances themselves, so both ways of following the texts agree up to luck.
     for name, error in lengths.items():
         if name.startswith("by chance"):

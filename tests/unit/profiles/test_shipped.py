@@ -10,12 +10,12 @@ import pytest
 from scipy.special import expit, logit, ndtr
 
 from profiles.curves import draft_cost, evaluate, step_cost
-from profiles.files import SHIPPED, find_profile, known_profiles, load_profile, save_profile
+from profiles.files import SHIPPED, find_profile, known_profiles, load_bank, load_profile, save_profile
 from profiles.recipes.catalogue import PROFILES
 from profiles.recipes.confidence import read_figure6
 from profiles.recipes.serving import build_serving
 from profiles.recipes.sources import Shared
-from profiles.schema import ParametricLaw, Profile, TableCurve, conditional, provenances
+from profiles.schema import Bank, ParametricLaw, Profile, TableCurve, conditional, provenances
 from sim.acceptance import solve_means
 
 SERVED = {"paper/v4_flash": "V4-Flash", "paper/v4_pro": "V4-Pro"}
@@ -46,8 +46,12 @@ def rows(shared_dir: Path, file: str, **only: str) -> list[dict[str, str]]:
 # ------------------------------------------------------------------------------------------------------- all of them
 
 
+#: Recorded with a drafter, not built from reference data.
+MEASURED = [name for name in known_profiles() if name.startswith("measured/")]
+
+
 def test_the_catalogue_is_what_is_shipped() -> None:
-    assert sorted(PROFILES) == known_profiles()
+    assert sorted([*PROFILES, *MEASURED]) == known_profiles()
 
 
 @pytest.mark.parametrize("name", sorted(PROFILES))
@@ -71,6 +75,24 @@ def test_made_anew_it_is_the_same_file(name: str, shared_dir: Path, tmp_path: Pa
     save_profile(PROFILES[name](Shared(shared_dir)), path)
     committed = (SHIPPED / f"{name}.json").read_bytes()
     assert path.read_bytes() == committed, f"run: python -m profiles.build {name}"
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_measured_profile_has_its_banks(name: str) -> None:
+    profile, path = load(name), find_profile(name)
+    assert profile.name == name
+    files = set()
+    for drafter in profile.acceptance.values():
+        for law in drafter.domains.values():
+            assert isinstance(law, Bank)
+            bank = load_bank(law, path, drafter.trained_length)
+            assert len(bank.position) >= 2000
+            assert law.provenance.origin == "measured"
+            assert None not in (law.provenance.command, law.provenance.hardware, law.provenance.version)
+            assert " /" not in (law.provenance.command or ""), "a path of one machine"
+            files.add(law.file)
+    assert files == {file.name for file in path.parent.glob(f"{path.stem}_*.npz")}, "a bank that no profile names"
+    assert sum((path.parent / file).stat().st_size for file in files) < 4e6
 
 
 # --------------------------------------------------------------------------------- V4-Flash and V4-Pro as they served
