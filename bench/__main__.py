@@ -17,6 +17,7 @@ import platform
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass
@@ -25,7 +26,7 @@ from pathlib import Path
 import numpy as np
 import simpy
 
-from bench.workloads import WORKLOADS, engine, run, table
+from bench.workloads import LONG, WORKLOADS, engine, run, table
 from sim.fleet import simulate
 from sim.recorder import Recorder
 from sim.rng import Streams
@@ -129,13 +130,7 @@ def workload_checks(with_w5: bool) -> list[Check]:
         if workload.name == "W5" and not with_w5:
             continue
         for policy in ("none", "dspark"):
-            done = subprocess.run(
-                [sys.executable, "-m", "bench", "--one", workload.name, "--policy", policy],
-                check=True,
-                capture_output=True,
-                text=True,
-            )
-            found = json.loads(done.stdout)
+            found = in_own_process(workload.name, policy)
             name = f"{workload.name}, {policy}"
             # The bounds are of a machine whose bare timeout takes 0.65 us; scaled to this one.
             bound = bounds.get((workload.name, policy))
@@ -147,24 +142,46 @@ def workload_checks(with_w5: bool) -> list[Check]:
     return checks
 
 
-def one(name: str, policy: str) -> None:
-    """Run one workload and print its seconds, steps and peak memory as JSON."""
-    workload = next(workload for workload in WORKLOADS if workload.name == name)
+def records_checks() -> list[Check]:
+    """Compare W4 with its records on disk: with W4 without, and with a run five times as long."""
+    bare, kept, long = (
+        in_own_process(*given)
+        for given in (("W4", "dspark"), ("W4", "dspark", "--records"), (LONG.name, "dspark", "--records"))
+    )
+    return [
+        check("W4, dspark: records on disk, over the loop without", kept["seconds"] / bare["seconds"], "ratio"),
+        check("W4, dspark, five times as long, on disk: loop", long["seconds"] / kept["seconds"], "ratio"),
+        check("the same: memory", long["memory_mib"] / kept["memory_mib"], "ratio", 1.1),
+    ]
+
+
+def in_own_process(*options: str) -> dict[str, float]:
+    """Return what `one` found in a fresh process, whose memory is its own; ``options``: workload, policy, flags."""
+    workload, policy, *flags = options
+    command = [sys.executable, "-m", "bench", "--one", workload, "--policy", policy, *flags]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def one(name: str, policy: str, records: bool) -> None:
+    """Run one workload and print its seconds, steps and peak memory as JSON; ``records``: write them to disk."""
+    workload = next(workload for workload in (*WORKLOADS, LONG) if workload.name == name)
     toy = engine(Dspark() if policy == "dspark" else NoSpeculation())
     requests = table(workload)
     run(WORKLOADS[0], toy, table(WORKLOADS[0]))  # compiled code is loaded
     times = []
-    for _ in range(1 if workload.name == "W5" else 5):
-        start = time.perf_counter()
-        result = run(workload, toy, requests)
-        times.append(time.perf_counter() - start)
-    assert (result.requests["status"] == "finished").all()
+    for _ in range(1 if workload.requests > 20_000 else 5):
+        with tempfile.TemporaryDirectory() as folder:
+            start = time.perf_counter()
+            steps = run(workload, toy, requests, Path(folder) if records else None)
+            times.append(time.perf_counter() - start)
     print(
         json.dumps(
             {
                 "seconds": min(times),
                 "timeout_s": best(timeout_s),
-                "steps": int(result.steps["steps"].sum()),
+                "steps": steps,
                 "memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             }
         )
@@ -179,15 +196,16 @@ def main() -> int:
     parser.add_argument("--w5", action="store_true", help="run the million-request workload too")
     parser.add_argument("--one", metavar="W", help=argparse.SUPPRESS)
     parser.add_argument("--policy", default="dspark", help=argparse.SUPPRESS)
+    parser.add_argument("--records", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        one(options.one, options.policy)
+        one(options.one, options.policy, options.records)
         return 0
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     unit = best(timeout_s)
     print(f"machine: {machine}; a bare SimPy timeout takes {unit * 1e6:.2f} us")
     checks = [check("bare SimPy timeout", unit * 1e6, "us"), *step_checks(), flatness_check()]
-    checks += workload_checks(options.w5)
+    checks += [*workload_checks(options.w5), *records_checks()]
     width = max(len(one.name) for one in checks)
     for one_check in checks:
         bound = "" if one_check.bound is None else f"  bound {one_check.bound:8.2f}  "

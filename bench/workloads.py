@@ -7,7 +7,9 @@ A step takes 7 ms + 20 us a batch token, drafting 1 ms + 17 us a request; V4-Fla
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -16,8 +18,10 @@ from profiles.files import find_profile, load_profile
 from sim.acceptance import acceptance_tables
 from sim.batching import Chunked
 from sim.engine import Engine
-from sim.fleet import RunResult, simulate
+from sim.fleet import simulate
+from sim.output import parquet_file
 from sim.recorder import Recorder
+from sim.records import Columns, Sink
 from sim.rng import Streams
 from sim.routing import RoundRobin
 from sim.verify import Policy
@@ -45,6 +49,8 @@ WORKLOADS = (
     Workload("W4", 20_000, 200.0, 40),
     Workload("W5", 1_000_000, 2_000.0, 400, aggregated=True),
 )
+#: W4, five times as long: for the memory of finished requests.
+LONG = Workload("W4 x 5", 100_000, 200.0, 40)
 
 
 def table(workload: Workload) -> RequestTable:
@@ -94,8 +100,26 @@ def engine(policy: Policy) -> Engine:
     )
 
 
-def run(workload: Workload, engine: Engine, requests: RequestTable) -> RunResult:
-    """Serve a workload to its last token."""
+def run(workload: Workload, engine: Engine, requests: RequestTable, folder: Path | None = None) -> int:
+    """Serve a workload to its last token and return the number of steps; with a ``folder``, its records go there."""
     horizon_s = float(requests.arrived_s[-1]) + 3600.0
-    recorder = Recorder("per_second" if workload.aggregated else "full")
-    return simulate(engine, RoundRobin(), workload.replicas, requests, horizon_s, Streams(42), recorder)
+    steps, finished = 0, 0
+
+    def count_steps(rows: Columns) -> None:
+        nonlocal steps
+        steps += int(rows["steps"].sum())
+
+    def count_finished(rows: Columns) -> None:
+        nonlocal finished
+        finished += int((rows["status"] == "finished").sum())
+
+    with ExitStack() as files:
+        steps_to: list[Sink] = [count_steps]
+        requests_to: list[Sink] = [count_finished]
+        if folder is not None:
+            steps_to.append(files.enter_context(parquet_file(folder / "steps.parquet")))
+            requests_to.append(files.enter_context(parquet_file(folder / "requests.parquet")))
+        recorder = Recorder("per_second" if workload.aggregated else "full", steps_to, requests_to)
+        simulate(engine, RoundRobin(), workload.replicas, requests, horizon_s, Streams(42), recorder)
+    assert finished == workload.requests
+    return steps

@@ -73,7 +73,10 @@ def add_executor_options(parser: argparse.ArgumentParser) -> None:
         "--executor", choices=("local", "ray"), default="local", help="processes of this machine, or a Ray cluster"
     )
     parser.add_argument(
-        "--address", metavar="A", help="the Ray cluster, such as auto or ray://head:10001 (default: one started here)"
+        "--address",
+        metavar="A",
+        help="the Ray cluster, such as auto or 10.0.0.1:6379 (default: one started here); what it asks of who "
+        "connects, such as RAY_AUTH_MODE and RAY_AUTH_TOKEN, comes from the environment",
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -279,8 +280,11 @@ def test_ray_gives_the_same_bytes_though_a_worker_is_killed(sweep, here):
 
 
 @pytest.fixture
-def cluster():
+def cluster(monkeypatch):
     """Start a Ray cluster of this machine alone, as an operator does; gives its address."""
+    # Who connects must have both too.
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex())
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
