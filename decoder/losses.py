@@ -101,6 +101,9 @@ def judge(
     """
     half = torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else None
     low, second = bias if bias is not None else (None, None)
+    if not torch.is_grad_enabled():  # or gradients would be worked out for nobody
+        hidden, head = hidden.detach(), head.detach()
+        low, second = (None, None) if low is None or second is None else (low.detach(), second.detach())
     loss, ce, accept = _Judge.apply(  # type: ignore[no-untyped-call]
         hidden, head, target_states, target_head, log_norms, labels, ce_weights, tv_weights, low, second, half
     )

@@ -7,7 +7,7 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -55,6 +55,12 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="text to learn from: a folder, or the name of one under LAB/TARGET/text; may be repeated "
         "(default: written-t1-train)",
+    )
+    parser.add_argument(
+        "--held-out",
+        default="written-t1-held_out",
+        metavar="NAME",
+        help="text to judge by in the end, where there is any (default: written-t1-held_out)",
     )
     parser.add_argument("--lab", type=Path, default=Path("lab"), metavar="DIR", help="where it lies (default: lab)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: LAB/TARGET/drafters/DRAFTER")
@@ -124,7 +130,7 @@ def _run(options: argparse.Namespace) -> int:
     from decoder.loading import check_device, write_json
     from decoder.target import load_target
     from decoder.training.batches import TrainingText
-    from decoder.training.loop import LoopSettings, read_facts, train
+    from decoder.training.loop import LoopSettings, judge_text, read_facts, read_metrics, train
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -172,7 +178,14 @@ def _run(options: argparse.Namespace) -> int:
     )
     progress = train(objective, text, settings, out, device=device, save_every_s=options.save_every, facts=facts)
     publish(objective, out, getattr(torch, options.save_dtype))
-    report = _report(options, out, facts, asdict(settings), asdict(progress))
+    held_out = _text_folder(options.held_out, home)
+    judged = None
+    if progress.share(settings) >= 1 and held_out.is_dir():
+        other = TrainingText([held_out], sha256, target.lm_head)
+        other.check_layers(objective.feature_layers)
+        judged = judge_text(objective, other, options.documents, options.seed, device)
+    report = _report(options, out, facts, asdict(settings), asdict(progress), judged)
+    draw_curve(read_metrics(out), out / "curve", options.drafter)
     _write_text(out / REPORT, json.dumps(report, indent=2) + "\n")
     write_json(options.json, report)
     print(_table(report, out))
@@ -317,15 +330,54 @@ def _write_text(path: Path, text: str) -> None:
     part.replace(path)
 
 
+def _accepts(names: Iterable[str]) -> list[str]:
+    """Return the names of acceptances among those of metrics, by draft position."""
+    return sorted((name for name in names if name.startswith("accept@")), key=lambda name: int(name.partition("@")[2]))
+
+
+def draw_curve(lines: Sequence[dict[str, float]], stem: Path, drafter: str, points: int = 60) -> list[Path]:
+    """Draw loss and acceptance over draft positions trained, as PNG and SVG; each point is a mean over steps."""
+    from analysis.style import new_figure, plot_style, save
+    from decoder.training.loop import mean_metrics
+
+    size = -(-len(lines) // points)
+    parts = [mean_metrics(lines[start : start + size]) for start in range(0, len(lines), size)]
+    done, at = 0.0, []
+    for part in parts:
+        at.append((done + part["positions"] / 2) / 1e6)
+        done += part["positions"]
+    accepts = _accepts({key for part in parts for key in part})
+    with plot_style():
+        figure = new_figure(8.0, 3.2, title=f"Training of {drafter}", note="", legend={}, signs={})
+        left, right = figure.subplots(1, 2)
+        left.plot(at, [part["loss"] for part in parts], color="#303030")
+        for shade, key in enumerate(accepts):
+            color = (0.05 + 0.6 * shade / len(accepts), 0.25 + 0.45 * shade / len(accepts), 0.6)
+            position = int(key.removeprefix("accept@")) + 1
+            right.plot(at, [part.get(key, math.nan) for part in parts], color=color, label=f"draft token {position}")
+        left.set_ylabel("loss")
+        right.set_ylabel("chance of acceptance")
+        right.set_ylim(0, 1)
+        right.legend()
+        for axes in (left, right):
+            axes.set_xlabel("draft positions trained (millions)")
+        return save(figure, stem)
+
+
 def _report(
-    options: argparse.Namespace, out: Path, facts: dict[str, Any], settings: dict[str, Any], progress: dict[str, Any]
+    options: argparse.Namespace,
+    out: Path,
+    facts: dict[str, Any],
+    settings: dict[str, Any],
+    progress: dict[str, Any],
+    held_out: dict[str, float] | None,
 ) -> dict[str, Any]:
     import platform
 
     import torch
 
     from decoder.lab.targets import target_sha256
-    from decoder.training.loop import mean_of_last, read_metrics
+    from decoder.training.loop import mean_metrics, read_metrics
 
     lines = read_metrics(out)
     positions = sum(line["positions"] for line in lines)
@@ -337,7 +389,8 @@ def _report(
         **progress,
         "positions": positions,
         "positions_per_s": positions / max(progress["elapsed_s"], 1e-9),
-        "last_5_percent": mean_of_last(lines) if lines else {},
+        "last_5_percent": mean_metrics(lines[-max(1, len(lines) // 20) :]) if lines else {},
+        "held_out": held_out,
         "settings": settings,
         "save_dtype": options.save_dtype,
         "facts": facts,
@@ -356,18 +409,15 @@ def _processor() -> str:
 
 
 def _table(report: dict[str, Any], out: Path) -> str:
-    last = report["last_5_percent"]
-    accepts = " ".join(f"{last[key]:.3f}" for key in sorted(last) if key.startswith("accept@"))
     rows = [
         ("drafter", f"{report['drafter']}, {report['bytes'] / 1e6:.2f} MB in {out}"),
         ("trained", f"{report['steps']} steps, {report['positions']:.0f} draft positions, {report['elapsed_s']:.0f} s"),
         ("speed", f"{report['positions_per_s']:.0f} draft positions/s"),
     ]
-    if last:
-        rows += [
-            ("loss", f"{last['loss']:.4f} (training, last 5 % of the steps)"),
-            ("acceptance", f"{accepts} by position (the same)"),
-        ]
+    for found, where in ((report["last_5_percent"], "last 5 % of the steps"), (report["held_out"], "held-out text")):
+        if found:
+            accepts = " ".join(f"{found[key]:.3f}" for key in _accepts(found))
+            rows.append(("loss", f"{found['loss']:.4f}, acceptance by position {accepts} ({where})"))
     return "\n".join(f"{name:<11} {value}" for name, value in rows)
 
 

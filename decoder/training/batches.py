@@ -217,6 +217,11 @@ class TrainingText:
         return [_shard_name(path) for path in self.paths]
 
     @property
+    def usable(self) -> list[int]:
+        """Numbers of the documents that hold an anchor: a token of the answer with another after it."""
+        return [number for number, document in enumerate(self._documents) if document.answer_tokens > 1]
+
+    @property
     def answer_tokens(self) -> int:
         """Tokens of all answers."""
         return int(self.counts.sum())
@@ -294,8 +299,7 @@ class TrainingText:
         A last batch that is not full is left out. Raises `InputError` where there are too few documents for one.
         """
         lengths = np.array([document.end - document.start for document in self._documents])
-        # An answer of one token has no anchor.
-        usable = np.flatnonzero([document.answer_tokens > 1 for document in self._documents])
+        usable = np.array(self.usable, dtype=np.int64)
         if len(usable) < documents:
             raise InputError(
                 Fault(f"too little text: {len(usable)} documents for {documents} a step", str(self.paths[0].parent))

@@ -32,6 +32,7 @@ from decoder.training.objective import Objective
 
 STATE = "training.state"  # safetensors; not by that name, which is that of weights
 METRICS = "metrics.jsonl"
+_OF_THE_LOOP = ("step", "tokens", "elapsed_s", "learning_rate", "gradient_norm", "positions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +179,18 @@ def train(
     return progress
 
 
+@torch.no_grad()
+def judge_text(
+    objective: Objective, text: TrainingText, documents: int, seed: int, device: torch.device
+) -> dict[str, float]:
+    """Return an objective's numbers on other text, each document read once, ``documents`` at a time."""
+    found = []
+    for start in range(0, len(text.usable), documents):
+        batch = text.batch(text.usable[start : start + documents], objective.feature_layers).to(device)
+        found.append(objective.loss(batch, np.random.default_rng((seed, 3, start)))[1])
+    return mean_metrics(found)
+
+
 def _bar(settings: LoopSettings) -> Any:
     total, unit = (
         (settings.steps, "step")
@@ -301,9 +314,13 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines()]
 
 
-def mean_of_last(lines: Sequence[dict[str, float]], share: float = 0.05) -> dict[str, float]:
-    """Return the means of the last ``share`` of the steps, weighted by their positions."""
-    last = lines[-max(1, round(len(lines) * share)) :]
-    weights = np.array([line.get("positions", 1.0) for line in last])
-    names = [name for name in last[0] if name not in ("step", "tokens", "elapsed_s", "learning_rate", "positions")]
-    return {name: float(np.average([line[name] for line in last], weights=weights)) for name in names}
+def mean_metrics(lines: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return what an objective reports, over several steps: means weighted by positions, and how many those were."""
+    known = [name for name in lines[0] if name not in _OF_THE_LOOP]
+    means = {}
+    for name in known:
+        # A block at the end of a text may judge no last position.
+        given = [line for line in lines if name in line]
+        weights = [line["positions"] for line in given]
+        means[name] = float(np.average([line[name] for line in given], weights=weights))
+    return {**means, "positions": float(sum(line["positions"] for line in lines))}

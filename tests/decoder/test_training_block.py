@@ -21,7 +21,7 @@ from decoder.losses import LossWeights, judge, position_weights
 from decoder.target import load_target
 from decoder.training.batches import TrainingText, norms_path
 from decoder.training.block import block_states, draw_anchors, make_block
-from decoder.training.loop import LoopSettings, Progress, learning_rate, read_metrics, train
+from decoder.training.loop import LoopSettings, Progress, judge_text, learning_rate, read_metrics, train
 from decoder.training.objective import DraftShape
 from decoder.vocabulary import draft_ids
 from tests.decoder.labs import LAYERS, WIDTH, V, make_lab
@@ -159,7 +159,8 @@ def test_log_normalisers_are_made_once(lab, target, monkeypatch):
 
 
 def test_every_document_once_a_pass(text):
-    usable = [number for number in range(len(text)) if text.batch([number], ()).answer.sum() > 1]
+    usable = text.usable
+    assert usable == [number for number in range(len(text)) if text.batch([number], ()).answer.sum() > 1]
     plan = text.plan(4, seed=1)
     passes = [[next(plan) for _ in range(len(usable) // 4)] for _ in range(2)]
     for batches in passes:
@@ -364,13 +365,29 @@ def test_the_command_trains_reports_and_goes_on(lab, target, tmp_path, capsys):
     weights = (out / "model.safetensors").read_bytes()
     assert run(lab, out, *more, "--save-dtype", "bfloat16") == 0  # done already: nothing is trained twice
     assert (out / "model.safetensors").read_bytes() == weights
+    assert report["held_out"] is None
     assert sorted(path.name for path in out.iterdir()) == [
         "config.json",
+        "curve.png",
+        "curve.svg",
         "metrics.jsonl",
         "model.safetensors",
         "training.json",
         "training.state",
     ]
+
+
+def test_what_was_trained_is_judged_on_other_text(lab, target, text, tmp_path, capsys):
+    other = str(lab / "toy" / "text" / "written-t1-train")
+    more = ("--drafter", "dflash", "--block", "3", "--steps", "2", "--anchors", "1000", "--held-out", other)
+    assert run(lab, tmp_path / "out", *more) == 0
+    assert "(held-out text)" in capsys.readouterr().out
+    held_out = json.loads((tmp_path / "out" / "training.json").read_text())["held_out"]
+    # Every anchor of every document, so that chance has no say.
+    objective = make_block(shape_of("dflash", anchors=1000), target, text, tmp_path / "out", 0)
+    found = judge_text(objective, text, 4, 5, torch.device("cpu"))
+    assert held_out == pytest.approx(found, rel=1e-4)
+    assert held_out["positions"] > text.answer_tokens
 
 
 def test_a_drafter_is_trained_further(lab, target, tmp_path):
