@@ -172,7 +172,7 @@ class Work:
     def origin(self, *files: Path | str) -> Origin:
         """Return the provenance of what these files gave."""
         options = self.options
-        words = ["python -m profiles.fit", *map(shlex.quote, options.argv)]
+        words = ["python -m profiles.fit", *map(shlex.quote, _that_count(options.argv))]
         return Origin(
             source=", ".join(str(file) for file in files),
             hardware=options.hardware,
@@ -263,6 +263,20 @@ def _check_options(options: argparse.Namespace) -> None:
         faults.append(Fault(f"a profile ends in .json (got '{options.out}')", "--out"))
     if faults:
         raise InputError(*faults)
+
+
+def _that_count(argv: Sequence[str]) -> list[str]:
+    """Return the arguments that decide what is in the profile, not where it goes."""
+    kept: list[str] = []
+    words = iter(argv)
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if name in ("--out", "--json", "--plots", "--max-error"):
+            if not equals:
+                next(words, None)
+        elif word != "--no-plots":
+            kept.append(word)
+    return kept
 
 
 def kind_of(options: argparse.Namespace) -> str:
@@ -546,6 +560,8 @@ def _report(work: Work, profile: Profile, out: Path) -> Report:
     )
     if law is not None and law.saturating_s > 0:
         costs["saturating_us"] = {"value": 1e6 * law.saturating_s, "saturation_tokens": law.saturation_tokens}
+    if law is not None and law.bend_token_s > 0:
+        costs["bend_us"] = {"value": 1e6 * law.bend_token_s, "bend_tokens": law.bend_tokens}
     return {
         "profile": profile.name,
         "file": str(out),
@@ -581,6 +597,7 @@ LABELS = {
     "draft_us": "a step that drafts",
     "draft_request_us": "a request drafted",
     "saturating_us": "and as experts are loaded, up to",
+    "bend_us": "a batch token past the knee",
 }
 #: Rows of a log that are printed: the worst.
 WORST_ROWS = 8
@@ -594,7 +611,8 @@ def as_text(report: Report) -> str:
         for key, cost in report["costs"].items():
             error = cost.get("standard_error")
             spread = f" ±{_us(error)}" if error is not None else ""
-            tail = f" ({cost['saturation_tokens']:.3g} tokens)" if "saturation_tokens" in cost else ""
+            at = cost.get("saturation_tokens", cost.get("bend_tokens"))
+            tail = f" ({at:.3g} tokens)" if at is not None else ""
             lines.append(f"  {LABELS[key]:<32}{_us(cost['value']):>12}{spread}{tail}")
     if report["rows"]:
         lines += ["", *_rows_text(report)]

@@ -2,8 +2,9 @@
 
 With R requests decoding, each verifying k draft tokens and the bonus, a round takes ::
 
-    floor + saturating (1 - exp(-n / saturation)) + batch_token n + request R + context_token R c
-          + (admission + prompt_token p) R a / o  [+ draft + draft_request R, where it speculates]
+    floor + batch_token n + request R + context_token R c + (admission + prompt_token p) R a / o
+          [+ draft + draft_request R, where it speculates]
+          [+ saturating (1 - exp(-n / saturation)), or + bend max(n - knee, 0), where the data clearly want it]
 
 seconds at n = R (1 + k) batch tokens; c is the tokens in a request's cache, halfway through its answer, p its prompt,
 o its output, and a the tokens a round yields. R a / o requests end in each round and as many are let in: their prefill
@@ -52,8 +53,11 @@ class ClosedLoopFit(Law):
 
     def predict_s(self, points: Sequence[LoadPoint]) -> Floats:
         """Return seconds of a round at other points; ``ttft_s`` is used, where given, for how many wait."""
-        amounts = amounts_of(points, self.saturation_tokens, self.draft_per_token)
-        parts = {**self.cost_s, "saturating": self.saturating_s}
+        amounts = amounts_of(points, self.draft_per_token)
+        tokens = amounts["batch_token"]
+        amounts |= {"saturating": _shape("saturating", self.saturation_tokens, tokens)}
+        amounts |= {"bend": _shape("bend", self.bend_tokens, tokens)}
+        parts = {**self.cost_s, "saturating": self.saturating_s, "bend": self.bend_token_s}
         on_top = sum(cost * amounts[name] for name, cost in parts.items())
         return np.asarray(on_top + _known_s(amounts["batch_token"], self.verify_s))
 
@@ -130,9 +134,12 @@ def _known_s(batch_tokens: Floats, verify_s: Floats | None) -> Floats:
     return verify_s[sizes]
 
 
-def amounts_of(
-    points: Sequence[LoadPoint], saturation_tokens: float, draft_per_token: bool = False
-) -> dict[str, Floats]:
+def _shape(kind: str, at: float, batch_tokens: Floats) -> Floats:
+    """Return how much of a bent shape a batch pays for."""
+    return -np.expm1(-batch_tokens / at) if kind == "saturating" else np.maximum(batch_tokens - at, 0.0)
+
+
+def amounts_of(points: Sequence[LoadPoint], draft_per_token: bool = False) -> dict[str, Floats]:
     """Return how much of each cost a round of each run pays for; lengths that are not known count as none."""
     requests = running(points)
     drafts = np.array([float(point.draft_tokens or 0) for point in points])
@@ -145,7 +152,6 @@ def amounts_of(
     return {
         "floor": np.ones_like(requests),
         "batch_token": tokens,
-        "saturating": -np.expm1(-tokens / saturation_tokens),
         "draft": speculates,
         "draft_request": speculates * requests,
         "context_token": requests * context,
@@ -160,7 +166,7 @@ def fit_closed_loop(
     *,
     request_share: float | None = None,
     draft_per_token: bool = False,
-    saturating: bool = True,
+    bent: bool = True,
     verify_s: Floats | None = None,
 ) -> ClosedLoopFit:
     """Fit the law of a step to closed-loop runs; see the module for the equation.
@@ -175,8 +181,8 @@ def fit_closed_loop(
         but do not settle it, the fit is refused.
     draft_per_token : bool
         Each draft token is a pass of the drafter (a chain) rather than one pass for all.
-    saturating : bool
-        Try a term that saturates (experts still being loaded); it is kept where it is clearly better.
+    bent : bool
+        Try a cost that saturates and one that begins at a knee; the better is kept where it is clearly better.
     verify_s : array [batch tokens], optional
         Seconds of a step by batch tokens, measured apart; then only what comes on top is fitted.
 
@@ -190,11 +196,13 @@ def fit_closed_loop(
     observed = rounds_s(points)
     if verify_s is not None:
         return _fit(points, observed, None, None, draft_per_token, verify_s)[0]
-    most = float(amounts_of(points, 1.0)["batch_token"].max())
+    most = float(amounts_of(points)["batch_token"].max())
     best, _ = _fit(points, observed, None, request_share, draft_per_token)
-    if saturating:
-        scales = np.geomspace(2.0, max(most / 2, 4.0), 12)
-        others = [_fit(points, observed, float(scale), request_share, draft_per_token) for scale in scales]
+    if bent:
+        shapes = [
+            (kind, float(at)) for kind in ("saturating", "bend") for at in np.geomspace(2.0, max(most / 2, 4.0), 12)
+        ]
+        others = [_fit(points, observed, shape, request_share, draft_per_token) for shape in shapes]
         better, costs = min(others, key=lambda other: other[0].rms)
         if gain(best.misses, better.misses, costs) > CLEARLY:
             best = better
@@ -204,13 +212,15 @@ def fit_closed_loop(
 def _fit(
     points: Sequence[LoadPoint],
     observed: Floats,
-    saturation: float | None,
+    shape: tuple[str, float] | None,
     request_share: float | None,
     draft_per_token: bool,
     verify_s: Floats | None = None,
 ) -> tuple[ClosedLoopFit, int]:
-    """Fit with one saturation, or without; returns how many costs the runs determine too."""
-    amounts = amounts_of(points, saturation or 1.0, draft_per_token)
+    """Fit with one bent shape, or without; returns how many costs the runs determine too."""
+    amounts = amounts_of(points, draft_per_token)
+    if shape is not None:
+        amounts[shape[0]] = _shape(*shape, amounts["batch_token"])
     if request_share is not None:
         # With the split of the slope given, one column holds both.
         amounts["batch_token"] = (1 - request_share) * amounts["batch_token"] + request_share * amounts["request"]
@@ -218,8 +228,8 @@ def _fit(
     named = [name for name in COSTS if request_share is None or name != "request"]
     if verify_s is not None:
         named.remove("batch_token")
-    if saturation is not None:
-        named.insert(2, "saturating")
+    if shape is not None:
+        named.insert(2, shape[0])
     rows, waits = _first_token_rows(points)
     several = waits.size > 0 and rows.max() > ALIKE * rows.min()
     # Prompts of one length: their price is the wait for the first token at the lightest load, all of it.
@@ -246,22 +256,23 @@ def _fit(
     trust = np.concatenate([np.ones_like(observed), np.full(waits.size, FIRST_TOKEN_TRUST)])
     known = np.concatenate([known, np.zeros_like(waits)])
     fit = fit_costs(columns, np.concatenate([observed, waits]), list(columns), trust, known)
-    law = _to_law(points, fit, inside, saturation, request_share)
+    law = _to_law(points, fit, inside, shape, request_share)
     if price > 0:
         law.cost_s["prompt_token"] = price
         law.error_s["prompt_token"] = float("nan")
         law.inside["prompt_token"] = ()
     law = replace(law, draft_per_token=draft_per_token, verify_s=verify_s)
-    return law, free + (saturation is not None)
+    return law, free + (shape is not None)
 
 
 def _to_law(
     points: Sequence[LoadPoint],
     fit: Fit,
     inside: dict[str, tuple[str, ...]],
-    saturation: float | None,
+    shape: tuple[str, float] | None,
     request_share: float | None,
 ) -> ClosedLoopFit:
+    kind, at = shape or ("", 1.0)
     cost, error = ({name: values.get(name, 0.0) for name in COSTS} for values in (fit.cost, fit.error))
     if request_share is not None:
         slope, its_error = cost["batch_token"], error["batch_token"]
@@ -272,7 +283,9 @@ def _to_law(
         error_s=error,
         inside={name: hosts for name, hosts in inside.items() if name in COSTS},
         saturating_s=fit.cost.get("saturating", 0.0),
-        saturation_tokens=saturation or 1.0,
+        saturation_tokens=at if kind == "saturating" else 1.0,
+        bend_token_s=fit.cost.get("bend", 0.0),
+        bend_tokens=at if kind == "bend" else 0.0,
         first_token_s=fit.cost.get("first_token", 0.0),
         points=tuple(points),
         misses=fit.misses[: len(points)],

@@ -39,6 +39,8 @@ class Law:
     batch_tokens: tuple[int, int]
     saturating_s: float = 0.0
     saturation_tokens: float = 1.0
+    bend_token_s: float = 0.0
+    bend_tokens: float = 0.0
 
     @property
     def rms(self) -> float:

@@ -24,9 +24,11 @@ from profiles.schema import (
     Prefill,
     PrefillAsVerify,
     Provenance,
+    Segment,
     SourcedSeconds,
     StepTime,
     Survival,
+    TableCurve,
 )
 
 #: Whose spread and confidence are borrowed where a user's counters say nothing of either.
@@ -158,16 +160,7 @@ def step_time_of(
             "told apart: "
             f"{1 - share:.0%} of the slope over load is charged to tokens; batches beyond the runs go on straight"
         )
-    verify = measured_verify or LawCurve(
-        floor_s=seconds(cost["floor"]),
-        per_unit_s=seconds(cost["batch_token"]),
-        saturating_s=seconds(law.saturating_s),
-        saturation=seconds(law.saturation_tokens),
-        min_size=law.batch_tokens[0],
-        max_size=max(law.batch_tokens),
-        beyond="extrapolate",
-        provenance=origin.of(f"floor and slope over batch tokens; {how}", reason),
-    )
+    verify = measured_verify or _verify(law, origin.of(f"floor and slope over batch tokens; {how}", reason))
     return StepTime(
         verify=verify,
         per_request=_sourced(cost["request"], origin.of(f"beside its tokens; {how}", reason)),
@@ -178,6 +171,36 @@ def step_time_of(
         prefill=_prefill(law, origin, how),
         draft=draft or {},
     )
+
+
+def _verify(law: Law, provenance: Provenance) -> Curve:
+    """Return the part that goes with batch tokens: a law, or three points where it has a knee."""
+    cost, (low, high) = law.cost_s, law.batch_tokens
+    if law.bend_token_s == 0:
+        return LawCurve(
+            floor_s=seconds(cost["floor"]),
+            per_unit_s=seconds(cost["batch_token"]),
+            saturating_s=seconds(law.saturating_s),
+            saturation=seconds(law.saturation_tokens),
+            min_size=low,
+            max_size=high,
+            beyond="extrapolate",
+            provenance=provenance,
+        )
+    knee = min(max(round(law.bend_tokens), low + 1), high - 1)
+    ends = ((low, knee), (knee + 1, high)) if knee + 1 < high else ((low, knee, high),)
+    return TableCurve(
+        segments=tuple(Segment(between="linear", sizes=part, seconds=_times(law, part)) for part in ends),
+        beyond="extrapolate",
+        smoothing=f"two straight lines that meet at {knee} batch tokens; fitted, not measured at those sizes",
+        provenance=provenance,
+    )
+
+
+def _times(law: Law, sizes: tuple[int, ...]) -> tuple[float, ...]:
+    """Return the seconds that the law gives to batches."""
+    floor, token = law.cost_s["floor"], law.cost_s["batch_token"]
+    return tuple(seconds(floor + token * n + law.bend_token_s * max(n - law.bend_tokens, 0.0)) for n in sizes)
 
 
 def _sourced(value: float, provenance: Provenance) -> SourcedSeconds | None:

@@ -3,8 +3,8 @@
     python -m sim.run docs/examples/will_dspark_pay/engine.yaml --out runs/engine
     python docs/examples/will_dspark_pay/make.py runs/engine
 
-Times get 1 % of noise a run, as real ones repeat themselves; the draft's acceptance is drawn, 6,000 rounds, from the survival
-that the engine's acceptance profile has.
+Times get 1 % of noise a run, as real ones repeat themselves; what the draft's tokens are worth is drawn, 6,000 rounds,
+from the survival that the engine's acceptance profile has.
 """
 
 import json
@@ -78,15 +78,18 @@ def main(run: Path) -> None:
     draft = step_time.draft["dspark"].curve
     assert isinstance(draft, LawCurve)
     times = [(n, 1e3 * (draft.floor_s + draft.per_unit_s * max(n, draft.min_size)) * noise[n]) for n in LOADS]
-    rows = ["requests,draft_ms", *(f"{n},{ms:.4f}" for n, ms in times)]
-    (HERE / "draft.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    table = ["requests,draft_ms", *(f"{n},{ms:.4f}" for n, ms in times)]
+    (HERE / "draft.csv").write_text("\n".join(table) + "\n", encoding="utf-8")
 
-    later = ["policy,users,output_tokens_per_s,mean_tpot_ms"]
-    for policy in ("fixed_k3", "fixed_k7", "dspark"):
-        for users in LOADS:
-            one = result(requests(run, policy, users), users, 1.0)
-            later.append(f"{policy},{users},{one['output_throughput']},{one['mean_tpot_ms']}")
-    (HERE / "later.csv").write_text("\n".join(later) + "\n", encoding="utf-8")
+    settle = ["concurrency,policy,k,tpot_ms,ttft_ms,accepted_length,prompt_tokens,output_tokens"]
+    for k in (3, 7):
+        for users in LOADS[1::2]:
+            rows = requests(run, f"fixed_k{k}", users)
+            one = result(rows, users, float(np.exp(rng.normal(0, NOISE))))
+            accepted = 1 + rows.accepted_draft_tokens.sum() / rows.rounds.sum()
+            times = f"{one['mean_tpot_ms']},{one['mean_ttft_ms']},{accepted:.3f}"
+            settle.append(f"{users},fixed,{k},{times},{rows.prompt_tokens.mean():.0f},{rows.output_tokens.mean():.0f}")
+    (HERE / "fixed.csv").write_text("\n".join(settle) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ def test_experts_that_are_still_being_loaded_are_seen() -> None:
     fit = fit_closed_loop(points)
     assert fit.saturating_s == pytest.approx(8e-3, rel=0.1)
     assert fit.saturation_tokens == pytest.approx(12, rel=0.3)
-    assert fit.rms < fit_closed_loop(points, saturating=False).rms / 3
+    assert fit.rms < fit_closed_loop(points, bent=False).rms / 3
 
 
 def test_a_load_left_out_is_predicted_and_requests_that_queue_do_not_decode() -> None:
