@@ -10,7 +10,7 @@ reads and writes draft checkpoints, `config.py` says what is in them, `vocabular
 `calibrate.py`, with `options.py` and `loading.py`.
 
 Drafters come from `lab/` (text that a target wrote), `training/` with `losses.py`, and the commands `collect.py` and
-`train.py`.
+`train.py`; what they are worth at every place of such text goes into a profile by `bank.py`.
 
 `engine.py` serves many requests at once: `batch_target.py` reads all their rows in one pass (`ragged.py`) over blocks
 of keys and values (`paged_kv.py`), `batched_drafting.py` and `batched_sampling.py` do for a batch what the files above

@@ -134,6 +134,23 @@ def record(
         name: chained_length if drafter.chained and chained_length else drafter.trained_length
         for name, drafter in drafters.items()
     }
+    for name, length in lengths.items():
+        have = sum(
+            len(places_of(text, length))
+            for own in texts.by_domain.values()
+            for number, text in enumerate(own)
+            if number % 2 == 0
+        )
+        if have < min_outcomes:
+            faults.append(
+                Fault(
+                    f"texts of even number hold {have} places for a block of {length}; calibration needs "
+                    f"{min_outcomes}: more text, or --min-outcomes",
+                    key=f"--drafter {name}",
+                )
+            )
+    if faults:
+        raise InputError(*faults)
     head = target.lm_head
     judged: dict[tuple[str, str], dict[int, Judged]] = {
         (name, domain): {} for name in drafters for domain in texts.by_domain
@@ -174,7 +191,7 @@ def record(
     found = []
     for name, drafter in drafters.items():
         banks = {domain: judged[name, domain] for domain in texts.by_domain if judged[name, domain]}
-        temperatures = _calibrate(banks.values(), min_outcomes, name)
+        temperatures = _calibrate(banks.values(), min_outcomes)
         for domain, blocks in banks.items():
             off = np.concatenate(errors[name, domain]) if errors[name, domain] else None
             found.append(
@@ -216,11 +233,9 @@ def _run_again(
     }
 
 
-def _calibrate(domains: Iterable[Mapping[int, Judged]], min_outcomes: int, name: str) -> tuple[float, ...]:
+def _calibrate(domains: Iterable[Mapping[int, Judged]], min_outcomes: int) -> tuple[float, ...]:
     """Fit one temperature a position to the texts of even number, all domains together."""
     blocks = [one for domain in domains for number, one in domain.items() if number % 2 == 0]
-    if not blocks:
-        raise InputError(Fault("no text is long enough for a block of it", key=f"--drafter {name}"))
     survived = np.concatenate([np.logical_and.accumulate(one.outcome, axis=1) for one in blocks])
     logits = np.concatenate([one.confidence_logits for one in blocks])
     return fit_temperatures(Outcomes(logits, survived, np.ones_like(survived)), min_outcomes=min_outcomes)

@@ -167,8 +167,8 @@ def test_one_stream_is_timed_against_none_on_the_lab_s_prompts(lab, tmp_path, ca
         (("--drafter", "a b=LAB/mtp"), "expected a name of letters"),
         (("--drafter", "LAB/mtp", "--drafter", "LAB/mtp"), "'mtp' is given twice"),
         (("--drafter", "LAB/mtp", "--texts", "0"), "--texts: expected at least 1 (got 0)"),
-        (("--drafter", "LAB/mtp", "--draft-length", "60"), "no text is long enough for a block of it"),
-        (("--drafter", "LAB/mtp", "--min-outcomes", "99999"), "at least 99999 are needed"),
+        (("--drafter", "LAB/mtp", "--draft-length", "60"), "hold 0 places for a block of 60; calibration needs 20"),
+        (("--drafter", "LAB/mtp", "--min-outcomes", "99999"), "calibration needs 99999"),
         (("--drafter", "LAB/mtp", "--text", "LAB/nothing"), "holds no text"),
     ],
 )
