@@ -3,6 +3,6 @@
 Start with `rungs` (what a rung is and what it reports) and `command` (the command). `paper` is a rung: `published`
 reads the paper's figures, `offline` predicts figures 4 to 6, `closed_loop` simulates a constant number of requests,
 `serving` predicts figures 7 and 8 from it, `telemetry` holds that against the clouds, `plateaus` looks for preferred
-batches, `claims` judges what is said about DSpark; `plots` draws. `lab` is another: what `lab_data` reads of recorded banks,
-judged in `lab_claims`, laid out in `lab_figures`. `law` holds a fitted law against the bank it was fitted to.
+batches, `claims` judges what is said about DSpark; `plots` draws. `lab` is another: what `lab_data` reads of recorded
+banks, judged in `lab_claims`, laid out in `lab_figures`. `law` holds a fitted law against the bank it was fitted to.
 """

@@ -13,7 +13,7 @@ from profiles.files import BankArrays
 from profiles.recipes.banks import follow
 from sim.verify.fixed import Fixed
 from tests.decoder.test_rounds import request
-from tests.decoder.toys import DRAFTER_KINDS, TableTarget, tiny_drafter
+from tests.decoder.toys import DRAFTER_KINDS, REDUCED_KINDS, TableTarget, tiny_drafter
 
 V, LENGTH, PROMPT = 6, 3, 4
 
@@ -35,14 +35,16 @@ def make_text(table, tokens=40, seed=3, greedy=False):
 
 
 class Dictated:
-    """A sampler that draws what the text says, and keeps what it was shown."""
+    """A sampler that draws what the text says, and keeps what it was shown, over the whole vocabulary."""
 
     def __init__(self, token_ids):
         self.token_ids = list(token_ids)
         self.logits = []
 
     def draw(self, logits, token_ids=None):
-        self.logits.append(logits)
+        whole = torch.full((V,), -torch.inf, dtype=logits.dtype)
+        whole[torch.arange(V) if token_ids is None else token_ids] = logits
+        self.logits.append(whole)
         return int(self.token_ids[len(self.logits) - 1])
 
 
@@ -56,7 +58,7 @@ def judged_by(kind, *, temperature=1.0, text=None):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
-@pytest.mark.parametrize("kind", DRAFTER_KINDS)
+@pytest.mark.parametrize("kind", (*DRAFTER_KINDS, *REDUCED_KINDS))
 def test_a_place_is_what_the_decoder_drafts_there(kind, temperature):
     judged, target, drafter, text, features = judged_by(kind, temperature=temperature)
     tokens = [*text.token_ids.tolist(), int(text.next_ids[-1])]
