@@ -27,9 +27,10 @@ class Law:
     """Costs of a step, and how far they are from what they were fitted to.
 
     ``cost_s``: seconds of each of `COSTS`, 0 where it was not found. ``error_s``: standard errors, NaN where not known.
-    ``inside``: costs that could not be told apart, with those that they hide in. ``saturating_s (1 - exp(-batch tokens
-    / saturation_tokens))`` comes on top. ``misses``: by row of the data, ``predicted / observed - 1``.
-    ``batch_tokens``: smallest and largest batch that was seen.
+    ``inside``: costs that could not be told apart, with those that they hide in. On top come ``saturating_s (1 -
+    exp(-batch tokens / saturation_tokens))``, where experts are still being loaded, or ``bend_token_s`` for each batch
+    token past ``bend_tokens``, where a step stops being bound by reading the weights. ``misses``: by row of the data,
+    ``predicted / observed - 1``. ``batch_tokens``: smallest and largest batch that was seen.
     """
 
     cost_s: dict[str, float]
