@@ -47,7 +47,7 @@ class ChainObjective:
     weights : LossWeights
         A chain has no confidence head; that weight is not used.
     scale : tensor [layers * hidden_size], optional
-        EAGLE-3: the size of each feature, as in `BlockObjective`. An MTP head reads its state through a norm of its own.
+        EAGLE-3: the size of each feature, as in `BlockObjective`. An MTP head reads through a norm of its own.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ from decoder.sampling import Sampling
 from decoder.session import Decoder, Request
 from decoder.stopping import Limits
 from decoder.target import load_target
-from decoder.training.loop import read_metrics
+from decoder.training.loop import METRICS, read_metrics
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +38,7 @@ SIZE = TinySize(
     num_attention_heads=3,
     num_key_value_heads=1,
     head_dim=32,
-    train_tokens=100_000,
+    train_tokens=80_000,
     batch_tokens=2048,
     learning_rate=5e-3,
 )
@@ -92,7 +92,7 @@ def decode(target, drafter, prompts, temperature):
         Request(
             request_id=str(n),
             prompt_ids=ids,
-            limits=Limits(max_new_tokens=32),
+            limits=Limits(max_new_tokens=24),
             sampling=Sampling(temperature=temperature),
         )
         for n, ids in enumerate(prompts)
@@ -105,7 +105,7 @@ def test_the_target_learns(lab):
     assert len(losses) == SIZE.train_tokens // SIZE.batch_tokens
     # It starts from knowing nothing.
     assert losses[0] == pytest.approx(np.log(SIZE.vocab_size), abs=0.3)
-    assert np.mean(losses[-8:]) < losses[0] - 1.2
+    assert np.mean(losses[-8:]) < losses[0] - 1.0
 
 
 def test_the_drafter_learns(lab):
@@ -118,8 +118,8 @@ def test_the_drafter_learns(lab):
 
 def test_greedy_output_is_the_targets_own(lab, target, prompts):
     drafter = load_drafter(lab / "dspark", target)
-    alone = decode(target, None, prompts[:10], 0.0)
-    drafted = decode(target, drafter, prompts[:10], 0.0)
+    alone = decode(target, None, prompts[:6], 0.0)
+    drafted = decode(target, drafter, prompts[:6], 0.0)
     assert sum(record.accepted_draft_tokens for found in drafted for record in found.rounds) > 0
     for found, want in zip(drafted, alone, strict=True):
         gap = first_difference(found.output_ids, want.output_ids, want.top2_gaps, GAP_BOUNDS[target.dtype])
@@ -142,9 +142,9 @@ def test_a_trained_drafter_is_accepted_more_than_an_untrained_one(lab, target, p
 
 def test_a_killed_run_ends_with_the_same_bytes(lab):
     arguments = train_arguments(lab, "killed", STEPS, "--save-every", "0")
-    state, log = lab / "killed" / "state.safetensors", lab / "killed" / "metrics.jsonl"
+    log = lab / "killed" / METRICS
     process = subprocess.Popen([sys.executable, "-m", "decoder.train", *arguments], stderr=subprocess.DEVNULL)
-    while process.poll() is None and not (state.exists() and log.read_text().count("\n") >= STEPS // 10):
+    while process.poll() is None and not (log.exists() and log.read_text().count("\n") >= STEPS // 10):
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
@@ -157,7 +157,9 @@ def test_a_killed_run_ends_with_the_same_bytes(lab):
         assert (lab / "killed" / name).read_bytes() == (lab / "dspark" / name).read_bytes(), name
 
 
-def test_a_seed_gives_the_same_target(tmp_path):
+def test_a_seed_gives_the_same_target(tmp_path, monkeypatch):
+    few = [document for document in standard_library() if document.split == "train"][:100]
+    monkeypatch.setattr("decoder.lab.tiny.load_documents", lambda *_: few)
     small = {**SIZE_FIELDS, "train_tokens": 4 * 512, "batch_tokens": 512}
     for name, seed in (("one", 0), ("two", 0), ("three", 1)):
         make_tiny(tmp_path / name, TinySize(**small), seed=seed)
