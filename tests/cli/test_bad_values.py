@@ -2,6 +2,7 @@
 
 import pytest
 
+from profiles.files import known_profiles
 from tests.helpers.scenario import TINY, changed
 
 DURATION = "expected a duration such as '30s': a number and one of us, ms, s, min or h"
@@ -16,10 +17,7 @@ FLEET = (
 )
 POLICIES = "known: none, mtp1, fixed, threshold, batch_table, dspark, dspark_async, oracle"
 ARRIVALS = "known: closed_loop, on_off, poisson, gamma, replay, diurnal, peak"
-PROFILES = (
-    "known: engines/qwen3_8b_h20, engines/v4_flash_b300_tp4, paper/gemma4_12b, paper/qwen3_14b, paper/qwen3_4b, "
-    "paper/qwen3_8b, paper/v4_flash, paper/v4_pro, or a path that ends in .json"
-)
+PROFILES = f"known: {', '.join(known_profiles())}, or a path that ends in .json"
 TWO_DOMAINS = "step_profile: engines/qwen3_8b_h20\n  acceptance_profile: paper/qwen3_8b"
 
 # What is replaced, by what, and the message without the name of the file.
