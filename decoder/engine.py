@@ -21,17 +21,15 @@ request and position.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from decoder.batch_target import BatchOutput, BatchTarget
-from decoder.batched_drafting import BatchDrafter, Committed, DraftState
+from decoder.batched_drafting import BatchDrafter, Committed
 from decoder.batched_sampling import BatchSampler, Drafts, Drawer, Verdicts, judge_rows, shaped, tokens_at
 from decoder.chance import KeyedLuck
 from decoder.confidence import confidence_of
@@ -39,123 +37,17 @@ from decoder.drafter import check_length
 from decoder.engine_rates import FlatStepRates, StepRates
 from decoder.errors import Fault, RequestError
 from decoder.journal import Journal, StepRow
-from decoder.paged_kv import BlockPool, Pages
+from decoder.paged_kv import BlockPool
 from decoder.ragged import Segment
 from decoder.sampling import Shaper
-from decoder.session import Request, Round, check_policy
+from decoder.scheduler import Scheduler
+from decoder.served import Chunk, Plan, Served, Settings, check_settings
+from decoder.session import Request, Round, check_policy, request_faults
 from decoder.stopping import Decode, cut
 from sim.errors import InvariantError
 from sim.verify.base import Policy
 
 Ints = NDArray[np.int64]
-
-
-class Prefill(Protocol):
-    """Decides a step's shares; the simulator's `sim.batching` has them."""
-
-    def share(self, decoding: int, prompts_pending: bool, max_batch_tokens: int) -> tuple[bool, int]:
-        """Return whether the step decodes, and its prompt tokens at most."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Limits of an engine, in whole requests, tokens and seconds.
-
-    ``max_batch_tokens``: rows of a step, prompts included. ``max_waiting``: requests that may wait; None: any number.
-    ``deadline_s``: from arrival; a request past it is aborted. ``max_context_tokens``: at most the target's.
-    ``greedy_draft``: propose the likeliest token at any temperature.
-    """
-
-    prefill: Prefill
-    max_running: int
-    max_batch_tokens: int
-    max_waiting: int | None = None
-    max_context_tokens: int
-    deadline_s: float = np.inf
-    greedy_draft: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Served:
-    """A request while the engine has it, and afterwards what became of it.
-
-    ``stop_after``: output tokens after which the text ends, as if its last token were a stop token; no part of the
-    engine sees it before it happens. ``status`` and ``reason`` are those of the simulator's records, and "cancelled".
-    ``rows``: cached rows of the text. ``to_read``: rows that prefill has to reach.
-    """
-
-    request: Request
-    shaper: Shaper
-    luck: KeyedLuck
-    arrived_s: float
-    stop_after: int | None = None
-    domain: str = "-"
-    output_ids: list[int] = field(default_factory=list)
-    rounds: list[Round] = field(default_factory=list)
-    status: str = "unfinished"
-    reason: str = "horizon"
-    error: str | None = None
-    admitted_s: float = np.nan
-    first_token_s: float = np.nan
-    last_token_s: float = np.nan
-    ended_s: float = np.nan
-    max_itl_s: float = np.nan
-    drafted_tokens: int = 0
-    verified_tokens: int = 0
-    accepted_draft_tokens: int = 0
-    round_count: int = 0
-    preemptions: int = 0
-    pages: Pages | None = None
-    draft: DraftState | None = None
-    rows: int = 0
-    to_read: int = 0
-
-    @property
-    def token_ids(self) -> list[int]:
-        """Prompt and output."""
-        return [*self.request.prompt_ids, *self.output_ids]
-
-    @property
-    def tokens(self) -> int:
-        """Length of prompt and output."""
-        return len(self.request.prompt_ids) + len(self.output_ids)
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more will come."""
-        return self.status != "unfinished"
-
-    def token(self, index: int) -> int:
-        """Return one token of the text."""
-        prompt = self.request.prompt_ids
-        return prompt[index] if index < len(prompt) else self.output_ids[index - len(prompt)]
-
-
-class Chunk(NamedTuple):
-    """``rows`` rows of a prompt, or of what a preempted request has to read again."""
-
-    served: Served
-    start: int
-    rows: int
-
-
-@dataclass(slots=True, eq=False)
-class Plan:
-    """What a step holds. ``drafted``: draft tokens a request, for which KV is reserved already."""
-
-    started_s: float
-    decoding: list[Served]
-    chunks: list[Chunk]
-    drafted: int
-    context_tokens: int
-    #: Pages of each decoding request at this moment; other ones later mean that it lost its place meanwhile.
-    pages: list[Pages]
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Prompt tokens of the step."""
-        return sum(chunk.rows for chunk in self.chunks)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -228,7 +120,7 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         check_policy(policy, drafter.drafter if drafter is not None else None)
-        _check_settings(settings, target)
+        check_settings(settings, target.max_context_tokens)
         if temperatures is not None and drafter is not None and len(temperatures) < drafter.drafter.trained_length:
             raise RequestError(
                 Fault(
@@ -246,9 +138,7 @@ class Engine:
         self.decode = decode
         self.journal = journal or Journal()
         self.clock = clock
-        self.waiting: deque[Served] = deque()
-        self.in_prefill: deque[Served] = deque()
-        self.decoding: list[Served] = []
+        self.scheduler = Scheduler(pool, settings, self.drafter, lambda served: self.journal.ended(served))
         self.last_times: StepTimes | None = None
         self._advance_s = 0.0
         self.verifier = policy.start()
@@ -262,7 +152,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Whether nothing waits, is read or is decoded."""
-        return not (self.waiting or self.in_prefill or self.decoding)
+        return self.scheduler.inside == 0
 
     # What comes from outside
 
@@ -279,7 +169,11 @@ class Engine:
         Raises `RequestError` where a request asks for what no engine could do. ``arrived_s``: when it came, if that was
         before now. ``stop_after``: see `Served`.
         """
-        self._check(request, stop_after)
+        faults = request_faults(request, self.target.vocab_size, self.decode)
+        if stop_after is not None and stop_after < 1:
+            faults.append(Fault(f"request '{request.request_id}': stop_after must be at least 1; got {stop_after}"))
+        if faults:
+            raise RequestError(*faults)
         now = self.clock()
         served = Served(
             request,
@@ -291,63 +185,13 @@ class Engine:
         )
         served.shaper.commit(request.prompt_ids)
         self.journal.arrived(served)
-        limit = self.settings.max_waiting
-        if not self._fits(len(request.prompt_ids)):
-            self._end(served, "rejected", "prompt_too_long", now)
-        elif limit is not None and len(self.waiting) >= limit:
-            self._end(served, "rejected", "queue_full", now)
-        else:
-            self.waiting.append(served)
+        self.scheduler.submit(served, now)
         return served
 
     def cancel(self, served: Served) -> None:
         """End a request wherever it is; a step that is under way commits nothing of it."""
-        if served.ended:
-            return
-        for place in (self.waiting, self.in_prefill, self.decoding):
-            if served in place:
-                place.remove(served)
-        self._end(served, "aborted", "cancelled", self.clock())
-
-    def preempt(self, served: Served) -> None:
-        """Send a running request back to be computed again, first in line."""
-        for place in (self.in_prefill, self.decoding):
-            if served in place:
-                place.remove(served)
-                self._drop(served)
-                served.preemptions += 1
-                self.waiting.appendleft(served)
-
-    def _check(self, request: Request, stop_after: int | None) -> None:
-        faults = []
-        name = f"request '{request.request_id}'"
-        limits = request.limits
-        if not request.prompt_ids:
-            faults.append(Fault(f"{name}: the prompt is empty"))
-        outside = [token for token in request.prompt_ids if not 0 <= token < self.target.vocab_size]
-        if outside:
-            faults.append(
-                Fault(f"{name}: prompt token {outside[0]} lies outside the vocabulary of {self.target.vocab_size}")
-            )
-        if limits.max_new_tokens < 1:
-            faults.append(Fault(f"{name}: max_new_tokens must be at least 1; got {limits.max_new_tokens}"))
-        if stop_after is not None and stop_after < 1:
-            faults.append(Fault(f"{name}: stop_after must be at least 1; got {stop_after}"))
-        if limits.stop_strings and self.decode is None:
-            faults.append(Fault(f"{name}: stop strings need a tokenizer; this target folder has none"))
-        if "" in limits.stop_strings:
-            faults.append(Fault(f"{name}: a stop string is empty"))
-        if request.grammar is not None:
-            faults.append(Fault(f"{name}: structured output (a grammar) is not supported"))
-        if request.draft_tree_width != 1:
-            faults.append(Fault(f"{name}: tree drafts are not supported; a draft is one chain or block"))
-        if faults:
-            raise RequestError(*faults)
-
-    def _fits(self, prompt_tokens: int) -> bool:
-        """Whether a prompt leaves an output token of context, and KV memory for itself and one round."""
-        rows = prompt_tokens + 1 + self.trained_length
-        return prompt_tokens < self.settings.max_context_tokens and self.pool.blocks_for(rows) <= self.pool.blocks
+        if not served.ended:
+            self.scheduler.end(served, "aborted", "cancelled", self.clock())
 
     # A step
 
@@ -393,96 +237,16 @@ class Engine:
 
     def schedule(self) -> Plan | None:
         """Settle what the next step holds, with all the memory it may need; None where there is nothing to run."""
-        started_s = self.clock()
-        while True:
-            self._abort_late(started_s)
-            self._admit(started_s)
-            decoding = len(self.decoding)
-            decodes, budget = self.settings.prefill.share(
-                decoding, bool(self.in_prefill), self.settings.max_batch_tokens
-            )
-            chunks = self._chunks(budget)
-            if not ((decoding and decodes) or chunks):
-                return None
-            running = list(self.decoding) if decodes else []
-            drafted = self._draft_length(len(running))
-            lacking = sum(self._missing(served, 1 + drafted) for served in running)
-            if lacking <= self.pool.free:
-                break
-            self._preempt_youngest(started_s)
-        pages = []
-        for served in running:
-            assert served.pages is not None
-            self.pool.grow(served.pages, served.rows + 1 + drafted)
-            pages.append(served.pages)
-        return Plan(started_s, running, chunks, drafted, sum(served.rows for served in running), pages)
+        return self.scheduler.plan(self.clock(), self._draft_length)
 
     def _draft_length(self, requests: int) -> int:
-        if self.drafter is None or not requests:
+        if self.drafter is None:
             return 0
         length = self.verifier.draft_length(requests, self.trained_length)
         check_length(self.drafter.drafter, length)
         if length and not self.drafter.drafter.chained:
             return self.trained_length
         return length
-
-    def _missing(self, served: Served, rows: int) -> int:
-        assert served.pages is not None
-        return self.pool.missing(served.pages, served.rows + rows)
-
-    def _abort_late(self, now: float) -> None:
-        deadline_s = self.settings.deadline_s
-        if deadline_s == np.inf:
-            return
-        for place in (self.waiting, self.in_prefill):
-            for served in [served for served in place if now > served.arrived_s + deadline_s]:
-                place.remove(served)
-                self._end(served, "aborted", "deadline", now)
-
-    def _admit(self, now: float) -> None:
-        """Admit from the head of the queue while a seat and KV for what is to read and a first round are free."""
-        # Memory that decoding needs for its own next round is not given away.
-        spare = self.pool.free - sum(self._missing(served, 1 + self.trained_length) for served in self.decoding)
-        while self.waiting and len(self.decoding) + len(self.in_prefill) < self.settings.max_running:
-            served = self.waiting[0]
-            to_read = served.tokens - bool(served.output_ids)
-            with_round = self.pool.blocks_for(to_read + 1 + self.trained_length)
-            if with_round > spare:
-                if not (self.decoding or self.in_prefill):
-                    # Grown past the whole memory: computing it again would not help.
-                    self.waiting.popleft()
-                    self._end(served, "failed", "kv_exhausted", now)
-                    continue
-                return
-            self.waiting.popleft()
-            spare -= with_round
-            served.pages = Pages()
-            self.pool.grow(served.pages, to_read)
-            served.draft = self.drafter.start(served.pages) if self.drafter else None
-            served.rows, served.to_read = 0, to_read
-            if np.isnan(served.admitted_s):
-                served.admitted_s = now
-            self.in_prefill.append(served)
-
-    def _chunks(self, budget: int) -> list[Chunk]:
-        """List the prompt rows of the step, first come first served."""
-        chunks = []
-        for served in self.in_prefill:
-            if budget <= 0:
-                break
-            count = min(served.to_read - served.rows, budget)
-            chunks.append(Chunk(served, served.rows, count))
-            budget -= count
-        return chunks
-
-    def _preempt_youngest(self, now: float) -> None:
-        """Send the youngest request back; the last one left fails instead."""
-        youngest = (self.in_prefill or self.decoding)[-1]
-        if not self.in_prefill and len(self.decoding) == 1:
-            self.decoding.pop()
-            self._end(youngest, "failed", "kv_exhausted", now)
-        else:
-            self.preempt(youngest)
 
     # Draft and decide
 
@@ -639,8 +403,8 @@ class Engine:
         if self.drafter is not None and committed:
             self.drafter.advance(committed, step.output.features)
         self._advance_s = self.clock() - began_s
-        row.running = len(self.decoding) + len(self.in_prefill)
-        row.waiting = len(self.waiting)
+        row.running = len(self.scheduler.decoding) + len(self.scheduler.in_prefill)
+        row.waiting = len(self.scheduler.waiting)
         row.kv_blocks = self.pool.used
         return row
 
@@ -696,8 +460,7 @@ class Engine:
         row.output_tokens += emitted
         served.rows += emitted
         if reason is not None:
-            self.decoding.remove(served)
-            self._end(served, *reason, now)
+            self.scheduler.end(served, *reason, now)
             return None
         assert served.pages is not None
         self.pool.trim(served.pages, served.rows)
@@ -715,7 +478,6 @@ class Engine:
         end = chunk.start + chunk.rows
         served.rows = end
         if end == served.to_read:
-            self.in_prefill.remove(served)
             reason = None
             if first is not None:
                 if not first[1]:
@@ -727,9 +489,9 @@ class Engine:
             elif now > served.arrived_s + self.settings.deadline_s:
                 reason = ("aborted", "deadline")
             if reason is not None:
-                self._end(served, *reason, now)
+                self.scheduler.end(served, *reason, now)
                 return None
-            self.decoding.append(served)
+            self.scheduler.start_decoding(served)
         if served.draft is None:
             return None
         ids = [served.token(place) for place in range(chunk.start, end)]
@@ -764,33 +526,12 @@ class Engine:
     # Ends
 
     def _fail(self, served: Served, why: str) -> None:
-        if served in self.decoding:
-            self.decoding.remove(served)
         served.error = f"request '{served.request.request_id}' failed at token {served.tokens}: {why}"
-        self._end(served, "failed", "not_finite", self.clock())
-
-    def _drop(self, served: Served) -> None:
-        if served.pages is not None:
-            self.pool.trim(served.pages, 0)
-        served.pages, served.draft, served.rows = None, None, 0
-
-    def _end(self, served: Served, status: str, reason: str, now: float) -> None:
-        self._drop(served)
-        served.status, served.reason, served.ended_s = status, reason, now
-        self.journal.ended(served)
+        self.scheduler.end(served, "failed", "not_finite", self.clock())
 
     def check(self) -> None:
-        """Raise `InvariantError` unless blocks add up and every decoding request caches all its tokens but the last."""
-        running = [*self.in_prefill, *self.decoding]
-        self.pool.check(served.pages for served in running if served.pages is not None)
-        for served in running:
-            name = f"request '{served.request.request_id}'"
-            if served.pages is None or len(served.pages.ids) < self.pool.blocks_for(served.rows):
-                raise InvariantError(f"{name}: its blocks hold its {served.rows} rows fails")
-            if served in self.decoding and served.rows != served.tokens - 1:
-                raise InvariantError(f"{name}: rows = tokens - 1 fails: {served.rows} and {served.tokens - 1}")
-            if served.draft is not None and served.draft.rows != served.rows:
-                raise InvariantError(f"{name}: drafter's rows = rows fails: {served.draft.rows} and {served.rows}")
+        """Raise `InvariantError` unless requests, their rows and their blocks add up."""
+        self.scheduler.check()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -819,34 +560,3 @@ def _picked(blocks: Blocks, keep: Sequence[int]) -> tuple[Drafts, tuple[Drawer, 
         drafts.finite[rows],
     )
     return picked, tuple(blocks.drawers[index] for index in keep)
-
-
-def _check_settings(settings: Settings, target: BatchTarget) -> None:
-    faults = [
-        Fault(f"expected at least 1 (got {value})", key=key)
-        for key, value in (
-            ("max_running", settings.max_running),
-            ("max_batch_tokens", settings.max_batch_tokens),
-            ("max_context_tokens", settings.max_context_tokens),
-        )
-        if value < 1
-    ]
-    if settings.max_batch_tokens < settings.max_running:
-        faults.append(
-            Fault(
-                f"expected at least max_running, {settings.max_running}: every running request adds a token to a step "
-                f"(got {settings.max_batch_tokens})",
-                key="max_batch_tokens",
-            )
-        )
-    if settings.max_context_tokens > target.max_context_tokens:
-        faults.append(
-            Fault(
-                f"expected at most the target's {target.max_context_tokens} (got {settings.max_context_tokens})",
-                key="max_context_tokens",
-            )
-        )
-    if not settings.deadline_s > 0:
-        faults.append(Fault(f"expected seconds above 0 (got {settings.deadline_s})", key="deadline_s"))
-    if faults:
-        raise RequestError(*faults)

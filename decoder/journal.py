@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from decoder.errors import Fault, InputError
 
 if TYPE_CHECKING:
-    from decoder.engine import Served
+    from decoder.served import Served
 
 Columns = dict[str, NDArray[Any]]
 STEPS, REQUESTS = "steps.jsonl", "requests.jsonl"

@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from decoder.engine import Engine, Served
+from decoder.engine import Engine
 from decoder.errors import Fault, InputError
 from decoder.sampling import Sampling
+from decoder.served import Served
 from decoder.session import Request
 from decoder.stopping import Limits
 from sim.workload.base import RequestTable

@@ -240,8 +240,9 @@ def _engine(
 ) -> Engine:
     from decoder.batch_target import HfBatchTarget
     from decoder.batched_drafting import make_batch_drafter
-    from decoder.engine import Engine, Settings
+    from decoder.engine import Engine
     from decoder.paged_kv import KERNEL_BLOCK_TOKENS, BlockPool
+    from decoder.served import Settings
     from sim.batching import Chunked
     from sim.verify import Fixed, NoSpeculation
 
@@ -433,7 +434,8 @@ def _profile(
             per_request=SourcedSeconds(seconds=fitted.per_request_s, provenance=told("fitted", parts)),
             per_context_token=SourcedSeconds(seconds=fitted.per_context_token_s, provenance=told("fitted", parts)),
             overhead=SourcedSeconds(
-                seconds=report["gap_s"], provenance=told("measured", "between the end of a step and the next's start")
+                seconds=report["gap_s"],
+                provenance=told("measured", "what the loop does between steps: writing down the last one"),
             ),
             draft=draft,
         ),

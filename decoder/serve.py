@@ -274,7 +274,7 @@ def serve_cell(
     books = Books()
     books.add_requests(requests)
     books.add_steps(steps)
-    books.check(len(engine.waiting) + len(engine.in_prefill) + len(engine.decoding), len(requests["request"]))
+    books.check(engine.scheduler.inside, len(requests["request"]))
     measurement = Measurement(scenario.window, ready.plant.gpus, scenario.objectives.bounds())
     timeline = Timeline(scenario.horizon, scenario.records.window, ready.plant.gpus)
     for taker in (measurement, timeline):
@@ -293,9 +293,10 @@ def build_engine(plant: Plant, ready: Prepared, cell: Cell, clock: Callable[[], 
     """Return the engine of a cell: the scenario's limits and memory, its policy, and rates from its profile."""
     from decoder.batch_target import HfBatchTarget
     from decoder.batched_drafting import make_batch_drafter
-    from decoder.engine import Engine, Settings
+    from decoder.engine import Engine
     from decoder.engine_rates import FlatStepRates, ProfileStepRates
     from decoder.paged_kv import BlockPool
+    from decoder.served import Settings
 
     scenario, fleet = ready.scenario, ready.scenario.fleet
     policy = scenario.policies[cell.policy]

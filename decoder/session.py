@@ -208,33 +208,14 @@ class Decoder:
 
     def check(self, request: Request) -> None:
         """Raise `RequestError` with every reason why a request cannot be decoded."""
-        faults = []
-        name = f"request '{request.request_id}'"
-        prompt, limits = request.prompt_ids, request.limits
-        if not prompt:
-            faults.append(Fault(f"{name}: the prompt is empty"))
-        outside = [token for token in prompt if not 0 <= token < self.target.vocab_size]
-        if outside:
-            faults.append(
-                Fault(f"{name}: prompt token {outside[0]} lies outside the vocabulary of {self.target.vocab_size}")
-            )
-        if limits.max_new_tokens < 1:
-            faults.append(Fault(f"{name}: max_new_tokens must be at least 1; got {limits.max_new_tokens}"))
-        if len(prompt) >= self.target.max_context_tokens:
+        faults = request_faults(request, self.target.vocab_size, self.decode)
+        if len(request.prompt_ids) >= self.target.max_context_tokens:
             faults.append(
                 Fault(
-                    f"{name}: a prompt of {len(prompt)} tokens leaves no room for output in a context of "
-                    f"{self.target.max_context_tokens}"
+                    f"request '{request.request_id}': a prompt of {len(request.prompt_ids)} tokens leaves no room for "
+                    f"output in a context of {self.target.max_context_tokens}"
                 )
             )
-        if limits.stop_strings and self.decode is None:
-            faults.append(Fault(f"{name}: stop strings need a tokenizer; this target folder has none"))
-        if "" in limits.stop_strings:
-            faults.append(Fault(f"{name}: a stop string is empty"))
-        if request.grammar is not None:
-            faults.append(Fault(f"{name}: structured output (a grammar) is not supported"))
-        if request.draft_tree_width != 1:
-            faults.append(Fault(f"{name}: tree drafts are not supported; a draft is one chain or block"))
         if faults:
             raise RequestError(*faults)
 
@@ -484,6 +465,29 @@ class Decoder:
         """Decode requests, ``concurrency`` at a time; return them in the order they were given."""
         done = {found.request.request_id: found for found in self.run(requests, concurrency=concurrency)}
         return [done[request.request_id] for request in requests]
+
+
+def request_faults(request: Request, vocab_size: int, decode: Decode | None) -> list[Fault]:
+    """Return every reason why no decoder could decode a request; its room in the context is another question."""
+    faults = []
+    name = f"request '{request.request_id}'"
+    prompt, limits = request.prompt_ids, request.limits
+    if not prompt:
+        faults.append(Fault(f"{name}: the prompt is empty"))
+    outside = [token for token in prompt if not 0 <= token < vocab_size]
+    if outside:
+        faults.append(Fault(f"{name}: prompt token {outside[0]} lies outside the vocabulary of {vocab_size}"))
+    if limits.max_new_tokens < 1:
+        faults.append(Fault(f"{name}: max_new_tokens must be at least 1; got {limits.max_new_tokens}"))
+    if limits.stop_strings and decode is None:
+        faults.append(Fault(f"{name}: stop strings need a tokenizer; this target folder has none"))
+    if "" in limits.stop_strings:
+        faults.append(Fault(f"{name}: a stop string is empty"))
+    if request.grammar is not None:
+        faults.append(Fault(f"{name}: structured output (a grammar) is not supported"))
+    if request.draft_tree_width != 1:
+        faults.append(Fault(f"{name}: tree drafts are not supported; a draft is one chain or block"))
+    return faults
 
 
 def check_policy(policy: Policy, drafter: Drafter | None) -> None:

@@ -8,7 +8,6 @@ drawn anew each time, so that a machine that drifts or is disturbed shows as spr
 from __future__ import annotations
 
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,9 +17,10 @@ from numpy.typing import NDArray
 
 from decoder.batched_drafting import ChainBatch
 from decoder.chance import KeyedLuck
-from decoder.engine import Engine, Served
+from decoder.engine import Engine
 from decoder.paged_kv import Pages
 from decoder.sampling import Sampling, Shaper
+from decoder.served import Served
 from decoder.session import Request
 from decoder.stopping import Limits
 from sim.verify.base import Confidence, Lengths, Rates
@@ -50,7 +50,7 @@ class Point:
 
 @dataclass(slots=True)
 class Samples:
-    """Seconds of repeats of one point: of the whole step, of drafting in it, and between it and the next step."""
+    """Seconds of repeats of one point: of the whole step, of drafting in it, and what the loop spends beside it."""
 
     step_s: list[float] = field(default_factory=list)
     draft_s: list[float] = field(default_factory=list)
@@ -93,22 +93,20 @@ def run_point(engine: Engine, point: Point, steps: int) -> Samples:
     engine.verifier = _Given(point.length, drafted)
     held = [_put_in(engine, f"r{index}", point.context) for index in range(point.requests)]
     samples = Samples()
-    last_ended_s = math.nan
     for _ in range(steps):
         if point.prompt:
             _put_prompt(engine, point.prompt)
+        began_s = engine.clock()
         engine.step()
         row = engine.journal.steps[-1]
         samples.step_s.append(row.busy_s)
         samples.draft_s.append(row.draft_s)
-        if not point.prompt and row.started_s > last_ended_s:
-            samples.gap_s.append(row.started_s - last_ended_s)
-        for served in [*engine.in_prefill, *engine.decoding]:
+        samples.gap_s.append(engine.clock() - began_s - row.busy_s)
+        for served in [*engine.scheduler.in_prefill, *engine.scheduler.decoding]:
             if served not in held:
                 engine.cancel(served)
         for served in held:
             _put_back(engine, served, point.context)
-        last_ended_s = engine.clock()
     for served in held:
         engine.cancel(served)
     return samples
@@ -131,7 +129,7 @@ def _served(engine: Engine, name: str, prompt_tokens: int) -> Served:
 
 def _put_in(engine: Engine, name: str, context: int) -> Served:
     served = _served(engine, name, context)
-    engine.decoding.append(served)
+    engine.scheduler.decoding.append(served)
     _put_back(engine, served, context)
     return served
 
@@ -155,7 +153,7 @@ def _put_prompt(engine: Engine, tokens: int) -> None:
     assert served.pages is not None
     engine.pool.grow(served.pages, tokens)
     served.to_read = tokens
-    engine.in_prefill.append(served)
+    engine.scheduler.in_prefill.append(served)
 
 
 def measure(
@@ -174,9 +172,8 @@ def measure(
     for _ in range(repeats):
         for at in order.permutation(len(points)):
             once = run_point(engine, points[at], steps + 1)
-            for name in ("step_s", "draft_s"):
+            for name in ("step_s", "draft_s", "gap_s"):
                 getattr(found[points[at]], name).extend(getattr(once, name)[1:])
-            found[points[at]].gap_s.extend(once.gap_s[1:])
             engine.journal.steps.clear()
             if on_progress is not None:
                 on_progress(1)

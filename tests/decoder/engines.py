@@ -8,9 +8,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from decoder.batch_target import HfBatchTarget
 from decoder.batched_drafting import make_batch_drafter
-from decoder.engine import Engine, Served, Settings
+from decoder.engine import Engine
 from decoder.paged_kv import BlockPool
 from decoder.sampling import Sampling
+from decoder.served import Served, Settings
 from decoder.session import Decoder, Generation, Request
 from decoder.small_model import SmallModelDrafter
 from decoder.stopping import Limits

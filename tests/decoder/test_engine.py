@@ -83,7 +83,7 @@ def test_preemption_between_draft_and_verify(kind, steps):
     plan = engine.schedule()
     blocks = engine.draft(plan)
     before = list(served[0].output_ids)
-    engine.preempt(served[0])
+    engine.scheduler.preempt(served[0])
     engine.commit(plan, blocks, engine.verify(plan, blocks, engine.decide(plan, blocks)))
     engine.check()
     assert served[0].output_ids == before
@@ -174,7 +174,7 @@ def test_the_batch_limit_trims_from_the_tail():
     target, drafter = transformer(), drafter_of("dspark_vanilla")
     engine = engine_of(target, drafter, Fixed(k=4), max_batch_tokens=11, max_running=4)
     served = [engine.submit(request(f"r{i}", (i + 1,), new=40)) for i in range(4)]
-    while len(engine.decoding) < 4:
+    while len(engine.scheduler.decoding) < 4:
         engine.step()
     plan = engine.schedule()
     lengths, trimmed = engine.decide(plan, engine.draft(plan))
@@ -266,7 +266,7 @@ def test_cancelled_while_waiting_or_in_prefill():
     engine = engine_of(transformer(), None, NoSpeculation(), max_running=1, prefill=Chunked(chunk_tokens=2))
     first, second = (engine.submit(one) for one in (request("a", [1] * 9), request("b")))
     engine.step()
-    assert first in engine.in_prefill
+    assert first in engine.scheduler.in_prefill
     engine.cancel(first)
     engine.cancel(second)
     engine.cancel(second)
@@ -396,7 +396,7 @@ def test_decoding_goes_on_while_a_long_prompt_is_read():
             engine.step()
         engine.submit(request("b", [2] * 60, new=2))
         lengths = []
-        while engine.in_prefill or engine.waiting:
+        while engine.scheduler.in_prefill or engine.scheduler.waiting:
             engine.step()
             lengths.append(len(first.output_ids))
         gaps[name] = np.diff(lengths).min() if len(lengths) > 1 else 0

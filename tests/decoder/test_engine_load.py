@@ -16,7 +16,7 @@ from sim.invariants import Books
 from sim.metrics import Gpus, Objective, Window, measure
 from sim.records import REQUEST_COLUMNS, STEP_COLUMNS
 from sim.rng import Streams
-from sim.verify import Dspark, Fixed, NoSpeculation
+from sim.verify import BatchTable, Dspark, Fixed, NoSpeculation
 from sim.workload.base import RequestTable
 from sim.workload.build import build_users
 from sim.workload.closed_loop import ClosedLoop
@@ -60,6 +60,9 @@ def loaded(policy=None, traffic=None, horizon_s=np.inf, folder=None, **options):
 def check(requests, steps, inside=0):
     assert tuple(requests) == REQUEST_COLUMNS
     assert tuple(steps) == STEP_COLUMNS
+    idle = steps["drafted_tokens"] == 0
+    assert (idle == (steps["decoding"] == 0)).all()  # a step that only reads prompts proposes nothing
+    assert (steps["draft_s"][idle] == 0).all()
     books = Books()
     books.add_requests(requests)
     books.add_steps(steps)
@@ -94,9 +97,28 @@ def test_an_open_loop_adds_up(options):
         )
 
 
+def test_the_same_seed_gives_the_same_run():
+    """Byte for byte, the clock's readings included, where the clock itself is the same."""
+    runs = [loaded(policy=Dspark(), blocks=12)[1] for _ in range(2)]
+    for mine, theirs in zip(*runs, strict=True):
+        for name in mine:
+            np.testing.assert_array_equal(mine[name], theirs[name])
+
+
+def test_drafting_that_is_off_costs_nothing():
+    """At two running requests nothing is drafted, and no draft time is paid; alone, drafting goes on."""
+    policy = BatchTable(table=((1, 4), (2, 0)))
+    _, (_, steps) = loaded(policy=policy, traffic=table(rows=3, gap_s=0.0))
+    off = steps["decoding"] > 1
+    assert off.any()
+    assert (steps["draft_s"][off] == 0).all()
+    assert (steps["drafted_tokens"][off] == 0).all()
+    assert (steps["draft_s"][steps["decoding"] == 1] > 0).all()
+
+
 def test_the_horizon_leaves_requests_unfinished_and_counts_them():
     engine, (requests, steps) = loaded(horizon_s=0.05)
-    check(requests, steps, inside=len(engine.waiting) + len(engine.in_prefill) + len(engine.decoding))
+    check(requests, steps, inside=engine.scheduler.inside)
     assert (requests["arrived_s"] < 0.05).all()
     assert (requests["status"] == "unfinished").sum() > 0
 
