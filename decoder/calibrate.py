@@ -17,7 +17,7 @@ from decoder.options import command_parser
 from profiles.errors import Fault, InputError, exit_code_of
 
 if TYPE_CHECKING:
-    from decoder.calibration import PositionQuality
+    from profiles.recipes.quality import PositionQuality
 
 log = logging.getLogger("decoder.calibrate")
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from profiles.files import BankArrays, load_bank, load_profile
 from profiles.recipes.banks import Estimate, Rounds, bootstrap, follow
+from profiles.recipes.quality import PositionQuality, judge_survival
 from profiles.schema import Bank, Provenance
 
 Floats = NDArray[np.float64]
@@ -111,12 +112,12 @@ def load_measured(path: Path) -> dict[str, Measured]:
 class Quality:
     """Raw and calibrated confidence of one drafter, on texts that calibration did not see.
 
-    By position: ``before`` and ``after`` (`decoder.calibration.PositionQuality`). ``excess``: raw survival predicted
+    By position: ``before`` and ``after``. ``excess``: raw survival predicted
     minus seen, ``mended``: ECE before minus after, means over positions, with intervals over texts.
     """
 
-    before: Sequence[Any]
-    after: Sequence[Any]
+    before: Sequence[PositionQuality]
+    after: Sequence[PositionQuality]
     excess: Estimate
     mended: Estimate
 
@@ -128,8 +129,6 @@ def qualities(drafters: Mapping[str, Measured], names: Sequence[str]) -> dict[st
 
 def quality_of(drafter: Measured) -> Quality:
     """Judge the confidence of one drafter."""
-    from decoder.calibration import judge_survival  # torch comes with it
-
     bank, text = drafter.judged_half()
     survived = np.logical_and.accumulate(bank.accepted, axis=1)
     raw = np.asarray(np.cumprod(bank.confidence_raw, axis=1), np.float64)
