@@ -292,6 +292,19 @@ def test_a_run_that_was_killed_ends_with_the_same_bytes(budget, target, text, tm
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
+def test_half_precision_is_near(target, text, tmp_path, monkeypatch):
+    """What a GPU, or a CPU with bfloat16 in hardware, computes; parameters and losses stay float32."""
+    whole = trained(tmp_path / "whole", target, text, loop(steps=3), head="rnn", draft_vocab=30)
+    monkeypatch.setattr("decoder.training.loop.mixed_precision", lambda device: torch.bfloat16)
+    halved = trained(tmp_path / "half", target, text, loop(steps=3), head="rnn", draft_vocab=30)
+    losses = [[line["loss"] for line in read_metrics(tmp_path / name)] for name in ("whole", "half")]
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    for name, value in halved.parameters().items():
+        assert value.dtype == torch.float32
+        assert float((value - whole.parameters()[name]).detach().abs().max()) < 0.05
+
+
 def test_what_was_logged_after_the_last_state_is_done_again(target, text, tmp_path):
     trained(tmp_path / "run", target, text, loop(), stops=(3,))
     path = tmp_path / "run" / "metrics.jsonl"
