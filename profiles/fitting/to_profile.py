@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -168,7 +167,7 @@ def step_time_of(
             cost["context_token"], origin.of(f"by tokens in the caches; {how}", _mixed(law, "context_token"))
         ),
         overhead=_sourced(cost["floor"], origin.of(f"beside the measured table; {how}")) if measured_verify else None,
-        prefill=_prefill(law, origin, how),
+        prefill=_prefill(law, verify, origin, how),
         draft=draft or {},
     )
 
@@ -219,7 +218,7 @@ def _mixed(law: Law, name: str) -> str | None:
     return f"of {WHERE[name]} and {hosts} only a mixture is known: they share it evenly"
 
 
-def _prefill(law: Law, origin: Origin, how: str) -> Prefill:
+def _prefill(law: Law, verify: Curve, origin: Origin, how: str) -> Prefill:
     per_token = law.cost_s["prompt_token"]
     if per_token <= 0:
         return PrefillAsVerify(
@@ -229,18 +228,21 @@ def _prefill(law: Law, origin: Origin, how: str) -> Prefill:
                 "batch tokens"
             )
         )
-    admission = law.cost_s["admission"]
-    beside = (
-        f"; a request let in costs {admission * 1e3:.3g} ms beside, the floor of a step of prompts"
-        if admission > 0
-        else ""
-    )
+    admission, beside = law.cost_s["admission"], ""
+    if admission > 0 and law.prompt_tokens > 0:
+        # A profile has no cost of letting a request in: it is spread over the prompt's tokens.
+        per_token += admission / law.prompt_tokens
+        beside = (
+            f"; {admission * 1e3:.3g} ms a request is spread over {law.prompt_tokens:,.0f} tokens of prompt, the mean"
+        )
+    first = known_range(verify)[0]
     return LinearPrefill(
-        floor_s=seconds(max(admission, 0.0) or law.cost_s["floor"]),
+        floor_s=seconds(float(evaluate(verify, first, "verify").seconds[first])),
         per_token_s=seconds(per_token),
         provenance=origin.of(
-            "from how prompts slow those who decode and, where known, from first tokens at the lightest "
-            f"load{beside}; {how}",
+            "from how prompts slow those who decode and, where known, from first tokens at the lightest load; a "
+            "step of "
+            f"prompts alone starts from the smallest batch{beside}; {how}",
             _mixed(law, "prompt_token"),
         ),
     )
@@ -355,8 +357,3 @@ def drafter_of(
 
 def _borrow(provenance: Provenance, reason: str) -> Provenance:
     return Provenance(origin="assumed", source=provenance.source, note=provenance.note, reason=reason)
-
-
-def merged(*parts: Sequence[NotIdentified]) -> list[NotIdentified]:
-    """Return all of them, each once."""
-    return list(dict.fromkeys(one for part in parts for one in part))

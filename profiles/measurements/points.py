@@ -12,8 +12,7 @@ class LoadPoint:
     ``output_tokens_per_s``: of the whole engine. ``tpot_s``: mean seconds a token of a request after its first;
     ``ttft_s``: mean wait for the first. ``accepted_length``: tokens a round yields, bonus included; 1 without
     speculation, None where the file does not say. ``draft_tokens``: k, 0 without speculation, None where it is not
-    known. ``survival``: share of rounds whose first 1, 2, ... draft tokens were all accepted, where reported.
-    ``place``: the file and line it came from.
+    known. ``place``: the file and line it came from.
     """
 
     concurrency: float
@@ -24,8 +23,6 @@ class LoadPoint:
     output_tokens: float | None = None
     accepted_length: float | None = 1.0
     draft_tokens: int | None = 0
-    survival: tuple[float, ...] = ()
-    rounds: float | None = None
     gpus: int | None = None
     place: str = ""
 

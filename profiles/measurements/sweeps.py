@@ -224,8 +224,7 @@ def _read_vllm(rows: Sequence[Row]) -> Sweep:
 def _vllm_point(row: Row) -> LoadPoint:
     """Read a result of ``vllm bench serve``: throughput of the engine, mean TPOT over requests, counters of the run."""
     _check_finished(row)
-    survival = tuple(row.numbers("spec_decode_per_position_acceptance_rates")) if _speculated(row) else ()
-    rounds = row.maybe("spec_decode_num_drafts", above=0)
+    positions = len(row.numbers("spec_decode_per_position_acceptance_rates")) if _speculated(row) else 0
     accepted = row.maybe("spec_decode_acceptance_length", least=1)
     return LoadPoint(
         concurrency=_concurrency(row),
@@ -235,9 +234,7 @@ def _vllm_point(row: Row) -> LoadPoint:
         prompt_tokens=_mean_tokens(row, "total_input_tokens"),
         output_tokens=_mean_tokens(row, "total_output_tokens"),
         accepted_length=accepted if _speculated(row) else 1.0,
-        draft_tokens=len(survival) or None if _speculated(row) else 0,
-        survival=survival,
-        rounds=rounds,
+        draft_tokens=positions or None if _speculated(row) else 0,
         place=row.place,
     )
 

@@ -106,6 +106,18 @@ def test_a_sweep_on_top_of_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert step_time.per_request.seconds == pytest.approx(0.2e-3, rel=0.02)
 
 
+def test_a_log_becomes_a_profile(shared_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = shared_dir / "traces/llmservingsim-bench/RTXPRO6000/Qwen3-32B/requests.jsonl"
+    assert run("mine", "--log", str(log), "--until", "120", "--json", "r.json") == 0
+    assert "tokens that a request got in its time, the worst 8 of" in capsys.readouterr().out
+    report = json.loads(Path("r.json").read_text())
+    assert report["rms_percent"] < 1.5
+    step_time = load_profile(Path("mine.json")).step_time
+    assert step_time is not None
+    assert step_time.per_context_token is not None
+    assert "a fit needs 20" in refused(capsys, "other", "--log", str(log), "--until", "20")
+
+
 def test_a_bound_that_is_missed_is_exit_code_1() -> None:
     Path("sweep.csv").write_text(SWEEP.replace("16,6.8", "16,8.8"))
     assert run("mine", "--sweep", "sweep.csv", "--max-error", "50") == 0
