@@ -157,6 +157,11 @@ def named(drafters: Sequence[str], target: str) -> dict[str, Path]:
     return folders
 
 
+def known(*values: float) -> list[float | None]:
+    """Return values for JSON: None in the place of NaN."""
+    return [None if value != value else value for value in values]
+
+
 def report(found: Sequence[Recorded]) -> list[dict[str, Any]]:
     """Return what was recorded as plain data, units in the keys."""
     from profiles.recipes.banks import conditional_estimates, follow, length_estimate
@@ -173,9 +178,9 @@ def report(found: Sequence[Recorded]) -> list[dict[str, Any]]:
                 "positions": len(one.bank.position),
                 "rounds": int(rounds.rounds.sum()),
                 "accepted_length_tokens": length.value,
-                "accepted_length_95_tokens": [length.low, length.high],
+                "accepted_length_95_tokens": known(length.low, length.high),
                 "conditional_acceptance": [
-                    {"value": rate.value, "low": rate.low, "high": rate.high} if rate.value == rate.value else None
+                    dict(zip(("value", "low", "high"), known(rate.value, rate.low, rate.high), strict=True))
                     for rate in conditional_estimates(rounds)
                 ],
                 "mean_chance": one.bank.chance.mean(0).tolist(),

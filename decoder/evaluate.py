@@ -233,7 +233,12 @@ def speed_by_domain(timings: Sequence[tuple[Timing, Timing]], domains: Mapping[s
         groups[domains[both[0].request_id]].append(both)
     if len(groups) > 1:
         groups["all"] = list(timings)
-    return {domain: asdict(speed(own)) for domain, own in groups.items() if own}
+    # What one prompt cannot say (an interval) is None.
+    return {
+        domain: {key: None if value != value else value for key, value in asdict(speed(own)).items()}
+        for domain, own in groups.items()
+        if own
+    }
 
 
 def circumstances(options: argparse.Namespace, models: Models, command: str) -> dict[str, Any]:
@@ -267,9 +272,10 @@ def speed_table(speed: Mapping[str, Mapping[str, Any]]) -> list[str]:
         f"{'domain':12s} {'none':>7s} {'with':>7s} {'ratio':>6s} {'95 %':>11s} {'draft ms':>9s} {'verify ms':>9s}"
     )
     for domain, row in speed.items():
+        known = row["ratio_low"] is not None
+        interval = f"{row['ratio_low']:5.2f}-{row['ratio_high']:<5.2f}" if known else f"{'-':>11s}"
         lines.append(
-            f"{domain:12s} {row['none_tokens_per_s']:7.1f} {row['tokens_per_s']:7.1f} {row['ratio']:6.2f} "
-            f"{row['ratio_low']:5.2f}-{row['ratio_high']:<5.2f} "
+            f"{domain:12s} {row['none_tokens_per_s']:7.1f} {row['tokens_per_s']:7.1f} {row['ratio']:6.2f} {interval} "
             f"{1e3 * row['draft_s']:9.2f} {1e3 * row['verify_s']:9.2f}"
         )
     return lines

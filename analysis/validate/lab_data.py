@@ -87,8 +87,12 @@ def load_lab(folders: Sequence[Path], speed: Path) -> Lab:
     times = {}
     for path in sorted(speed.glob("speed_*.json")):
         report = json.loads(path.read_text(encoding="utf-8"))
-        if "speed" in report:
-            times[path.stem.removeprefix("speed_")] = report["speed"]
+        if "speed" not in report:
+            continue
+        rows = report["speed"]["by_domain"]
+        for row in rows.values():
+            row |= {key: float("nan") for key, value in row.items() if value is None}
+        times[path.stem.removeprefix("speed_")] = report["speed"]
     return Lab(found, corpus, times)
 
 

@@ -142,14 +142,15 @@ class Estimate:
 def bootstrap(texts: int, statistic: Callable[[Floats], Floats], seed: int = 0, draws: int = DRAWS) -> Estimate:
     """Estimate a statistic of ``texts`` texts; ``statistic`` maps weights ``[draws, texts]`` to numbers ``[draws]``.
 
-    The same seed gives the same draws, whatever the statistic. A draw in which it does not exist (NaN) is left out.
+    The same seed gives the same draws, whatever the statistic. A draw in which it does not exist (NaN) is left out; one
+    text has no interval (NaN).
     """
     weights = np.random.default_rng(seed).multinomial(texts, np.full(texts, 1 / texts), size=draws).astype(np.float64)
     tail = 100 * (1 - LEVEL) / 2
     with np.errstate(invalid="ignore", divide="ignore"):
         found = statistic(weights)
         whole = float(statistic(np.ones((1, texts)))[0])
-    if not np.isfinite(found).any():
+    if texts < 2 or not np.isfinite(found).any():
         return Estimate(whole, np.nan, np.nan)
     low, high = np.nanpercentile(found, [tail, 100 - tail])
     return Estimate(whole, float(low), float(high))

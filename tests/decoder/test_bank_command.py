@@ -156,6 +156,10 @@ def test_one_stream_is_timed_against_none_on_the_lab_s_prompts(lab, tmp_path, ca
         assert row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
         assert 0 < row["draft_s"] + row["verify_s"] < row["round_s"]
     assert report["domains"]["all"]["output_tokens"] == 4 * 12
+    assert evaluate.main([*options, "--temperature", "0", "--per-domain", "1"]) == 0
+    rows = json.loads((tmp_path / "s.json").read_text())["speed"]["by_domain"]
+    assert (rows["code"]["ratio_low"], rows["code"]["round_high_s"]) == (None, None), "one prompt has no interval"
+    assert rows["all"]["ratio_low"] is not None
     assert "tokens/s of one stream" in capsys.readouterr().out
     assert evaluate.main([*options, "--concurrency", "2"]) == 2
 
