@@ -312,14 +312,16 @@ def _coverage(shape: DraftShape, text: TrainingText) -> str:
 
 def publish(objective: Objective, out: Path, dtype: Any) -> None:
     """Write the drafter's files into ``out``, each by rename; raises `InputError` where the disk is full."""
+    from safetensors import SafetensorError
+
     part = out / ".checkpoint"
     shutil.rmtree(part, ignore_errors=True)
     try:
         objective.save(part, dtype)
         for path in sorted(part.iterdir(), reverse=True):  # the weights before the config
             path.replace(out / path.name)
-    except OSError as fault:
-        raise InputError(Fault(f"cannot be written: {fault.strerror or fault}", str(out))) from None
+    except (OSError, SafetensorError) as fault:
+        raise InputError(Fault(f"cannot be written: {fault}", str(out))) from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

@@ -11,7 +11,7 @@ import json
 import math
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from decoder.errors import Fault, InputError
-from decoder.training.batches import TrainingText
+from decoder.training.batches import Batch, TrainingText
 from decoder.training.objective import Objective
 
 STATE = "training.state"  # safetensors; not by that name, which is that of weights
@@ -131,52 +131,64 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     progress = _load_state(folder / STATE, parameters, optimizer, identity)
     _cut_metrics(folder / METRICS, progress.steps)
-    half = mixed_precision(device)
-    steps = islice(plan, progress.steps, None)
+    documents = islice(plan, progress.steps, None)
     saved_at, began = time.monotonic(), progress.steps
-    with _Interrupt() as interrupt, (folder / METRICS).open("a", encoding="utf-8") as log, _bar(settings) as bar:
-        bar.update(progress.share(settings) * bar.total)
-        while progress.share(settings) < 1 and not interrupt.seen:
-            if stop_after is not None and progress.steps - began >= stop_after:
-                break
-            started = time.perf_counter()
-            batch = text.batch(next(steps), objective.feature_layers)
-            rate = learning_rate(settings, progress)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            with torch.autocast(device.type, half) if half else nullcontext():
-                loss, metrics = objective.loss(
-                    batch.to(device), np.random.default_rng((settings.seed, 0, progress.steps))
-                )
-            loss.backward()  # type: ignore[no-untyped-call]
-            norm = float(nn.utils.clip_grad_norm_(parameters.values(), settings.clip))
-            if not math.isfinite(norm):
-                raise InputError(
-                    Fault(f"the loss is not finite any more, at step {progress.steps}", key="--learning-rate")
-                )
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            before = progress.share(settings)
-            progress.steps += 1
-            progress.tokens += int(batch.answer.sum())
-            progress.elapsed_s += time.perf_counter() - started
-            line = {
-                "step": progress.steps,
-                "tokens": progress.tokens,
-                "elapsed_s": round(progress.elapsed_s, 3),
-                "learning_rate": rate,
-                "gradient_norm": norm,
-                **metrics,
-            }
-            log.write(json.dumps(line) + "\n")
-            bar.update((min(progress.share(settings), 1.0) - before) * bar.total)
-            bar.set_postfix({key: f"{metrics[key]:.3f}" for key in ("loss", "accepted_length") if key in metrics})
-            if time.monotonic() - saved_at >= save_every_s:
-                log.flush()
-                _save_state(folder / STATE, parameters, optimizer, identity, progress)
-                saved_at = time.monotonic()
+    try:
+        with _Interrupt() as interrupt, (folder / METRICS).open("a", encoding="utf-8") as log, _bar(settings) as bar:
+            bar.update(min(progress.share(settings), 1.0) * bar.total)
+            while progress.share(settings) < 1 and not interrupt.seen:
+                if stop_after is not None and progress.steps - began >= stop_after:
+                    break
+                before = progress.share(settings)
+                batch = text.batch(next(documents), objective.feature_layers)
+                line = _step(objective, batch, parameters, optimizer, settings, progress, device)
+                log.write(json.dumps(line) + "\n")
+                bar.update((min(progress.share(settings), 1.0) - before) * bar.total)
+                bar.set_postfix({key: f"{line[key]:.3f}" for key in ("loss", "accepted_length") if key in line})
+                if time.monotonic() - saved_at >= save_every_s:
+                    log.flush()
+                    _save_state(folder / STATE, parameters, optimizer, identity, progress)
+                    saved_at = time.monotonic()
+    except OSError as fault:
+        raise InputError(Fault(f"cannot be written: {fault.strerror or fault}", str(folder / METRICS))) from None
     _save_state(folder / STATE, parameters, optimizer, identity, progress)
     return progress
+
+
+def _step(
+    objective: Objective,
+    batch: Batch,
+    parameters: Mapping[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    settings: LoopSettings,
+    progress: Progress,
+    device: torch.device,
+) -> dict[str, float]:
+    """Take one step, count it in ``progress``, and return its line of the log."""
+    started = time.perf_counter()
+    rate = learning_rate(settings, progress)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    half = mixed_precision(device)
+    with torch.autocast(device.type, half) if half else nullcontext():
+        loss, metrics = objective.loss(batch.to(device), np.random.default_rng((settings.seed, 0, progress.steps)))
+    loss.backward()  # type: ignore[no-untyped-call]
+    norm = float(nn.utils.clip_grad_norm_(parameters.values(), settings.clip))
+    if not math.isfinite(norm):
+        raise InputError(Fault(f"the loss is not finite any more, at step {progress.steps}", key="--learning-rate"))
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    progress.steps += 1
+    progress.tokens += int(batch.answer.sum())
+    progress.elapsed_s += time.perf_counter() - started
+    return {
+        "step": progress.steps,
+        "tokens": progress.tokens,
+        "elapsed_s": round(progress.elapsed_s, 3),
+        "learning_rate": rate,
+        "gradient_norm": norm,
+        **metrics,
+    }
 
 
 @torch.no_grad()
@@ -232,7 +244,7 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 def _save_state(
     path: Path,
-    parameters: Any,
+    parameters: Mapping[str, nn.Parameter],
     optimizer: torch.optim.Optimizer,
     identity: dict[str, Any],
     progress: Progress,

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -312,6 +313,27 @@ def test_what_was_logged_after_the_last_state_is_done_again(target, text, tmp_pa
     trained(tmp_path / "run", target, text, loop())
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == list(range(1, 9))
     assert all(line["loss"] != 9 for line in read_metrics(tmp_path / "run"))
+
+
+def test_an_interrupt_ends_the_step_and_keeps_it(target, text, tmp_path):
+    class Interrupted:
+        def __init__(self, objective):
+            self.objective, self.calls = objective, 0
+            self.kind, self.feature_layers = objective.kind, objective.feature_layers
+            self.parameters, self.save = objective.parameters, objective.save
+
+        def loss(self, batch, rng):
+            self.calls += 1
+            if self.calls == 3:
+                signal.raise_signal(signal.SIGINT)
+            return self.objective.loss(batch, rng)
+
+    objective = Interrupted(make_block(shape_of(), target, text, None, 0))
+    progress = train(objective, text, loop(), tmp_path / "run", device=torch.device("cpu"))
+    assert progress.steps == objective.calls == 3
+    whole = trained(tmp_path / "whole", target, text, loop())
+    rest = trained(tmp_path / "run", target, text, loop())
+    assert all(torch.equal(value, rest.parameters()[name]) for name, value in whole.parameters().items())
 
 
 def test_another_run_s_state_is_refused(target, text, tmp_path):
