@@ -32,7 +32,7 @@ from profiles.schema import Drafter as ProfileDrafter
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Texts of the lab by domain, with what the target was thinking; ``sha256``: of their tokens and others' beside."""
+    """Texts of the lab by domain, with what the target was thinking; ``sha256``: of the tokens of the whole folder."""
 
     meta: Meta
     by_domain: Mapping[str, Sequence[Text]]
