@@ -63,6 +63,7 @@ class Plan:
     output_tokens: int
     repeats: int
     policies: tuple[str, ...]
+    kv_cache: str = "512MiB"
 
 
 def plan_of(quick: bool, block: int) -> Plan:
@@ -99,7 +100,7 @@ fleet:
   replicas: 1
   step_profile: {profile.resolve()}
   acceptance_profile: {BANK.resolve()}
-  kv_cache: 1GiB
+  kv_cache: {plan.kv_cache}
   max_context_tokens: 1024
   block_tokens: 16
   max_running: {plan.max_running}
@@ -160,14 +161,21 @@ class Pair:
         return [float(value) for one in self.observed if (value := one[name]) is not None]
 
     def error_percent(self, name: str) -> float | None:
-        """Return predicted over the mean of the repeats, less 1, in per cent."""
+        """Return predicted over the mean of the repeats, less 1, in per cent; infinite where one of them never came."""
         predicted, values = self.predicted[name], self.values(name)
-        return 100 * (float(predicted) / float(np.mean(values)) - 1) if predicted is not None and values else None
+        if predicted is None or not values:
+            return None
+        seen = float(np.mean(values))
+        if math.isinf(predicted) or math.isinf(seen):
+            return 0.0 if predicted == seen else math.inf
+        return 100 * (float(predicted) / seen - 1)
 
     def noise_percent(self, name: str) -> float:
         """Return how far repeats lie from their mean, at most, in per cent; 0 for one repeat."""
         values = np.array(self.values(name))
-        return 100 * float(np.abs(values / values.mean() - 1).max()) if values.size > 1 else 0.0
+        if values.size < 2 or bool(np.isinf(values).all()):
+            return 0.0
+        return math.inf if np.isinf(values).any() else 100 * float(np.abs(values / values.mean() - 1).max())
 
 
 def run(settings: Settings) -> Report:

@@ -1,6 +1,7 @@
 """The rung `engine`, whole, on a target so small that it tells nothing: that it runs, pairs like with like, sums up."""
 
 import dataclasses
+import math
 import shlex
 
 import pytest
@@ -19,21 +20,23 @@ def test_it_runs_and_compares_like_with_like(tmp_path, monkeypatch):
     # Acceptance of another drafter of the same block: what comes out is no judgement of the simulator.
     monkeypatch.setattr(rung, "BANK", SHIPPED / "paper" / "qwen3_8b.json")
     profile = tmp_path / "profile.json"
-    grid = shlex.split("--requests 1,2,4 --contexts 8,40 --prompts 8,32 --repeats 3 --steps 1 --draft-length 7")
-    assert measure.main(["--shape", "toy", "--drafter-name", "dspark", *grid, "--out", str(profile)]) == 0
+    grid = shlex.split("--requests 1,4 --lengths 0,7 --contexts 8,40 --prompts 8,32 --repeats 3 --steps 1")
+    what = shlex.split("--shape toy --draft-length 7 --drafter-name dspark")
+    assert measure.main([*what, *grid, "--out", str(profile)]) == 0
     target, drafter = make_shape(SHAPES["toy"], device=torch.device("cpu"), dtype=torch.float32, draft_length=7)
     prompts = Prompts({domain: [(1, 2, 3, 4)] for domain in ("code", "math", "chat")})
     plant = Plant(target, {"dspark": drafter}, {}, prompts, Sampling())
     monkeypatch.setattr(rung, "_serving", lambda: plant)
     plan = dataclasses.replace(
         rung.plan_of(quick=True, block=7),
-        horizon_s=2.0,
-        warmup_s=0.2,
+        horizon_s=1.2,
+        warmup_s=0.1,
         prompt_tokens=8,
         output_tokens=6,
         users=2,
         max_running=4,
         repeats=2,
+        kv_cache="4MiB",
     )
     pairs = list(rung._pairs(plan, profile, seed=1))
     assert [pair.load for pair in pairs] == ["50%"] * 3 + ["2 users"] * 3
@@ -66,7 +69,15 @@ def pair(observed, predicted=10.0, policy="none", load="a"):
 
 
 @pytest.mark.parametrize(
-    "observed, holds", (((10.4, 10.4), True), ((8.0, 8.0), False), ((8.0, 12.8), True), ((8.0,), False))
+    "observed, holds",
+    (
+        ((10.4, 10.4), True),
+        ((8.0, 8.0), False),
+        ((8.0, 12.8), True),
+        ((8.0,), False),
+        ((math.inf, math.inf), False),
+        ((10.0, math.inf), True),
+    ),
 )
 def test_an_error_within_bound_or_noise_holds(observed, holds):
     plan = rung.plan_of(quick=False, block=5)
