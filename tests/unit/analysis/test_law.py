@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from analysis.validate.law import Pair, frontier_section, load_pairs, simulate_pairs
+from analysis.validate.law import Pair, frontier_section, load_pairs, markdown, simulate_pairs
 from profiles.files import find_profile, load_profile
 from profiles.recipes.banks import expected_length, fit_law, follow
 from tests.helpers.banks import made_bank, save_banks
@@ -53,9 +53,12 @@ def test_law_and_bank_meet_in_the_simulator_and_a_wrong_law_does_not(tmp_path):
     wrong = fit_law(made_bank([mean - 0.4 for mean in MEANS], texts=100), ONES, "a test")
     steps = load_profile(find_profile("engines/qwen3_8b_h20")).step_time
     right, off = (
-        frontier_section(simulate_pairs([one], steps, seed=1, jobs=1, tokens=8_000, loads=(16,))).checks
+        frontier_section(simulate_pairs([one], steps, seed=1, jobs=1, tokens=8_000, loads=(16,)))
         for one in (pair, Pair("wrong", pair.drafter, path, wrong))
     )
-    medians = [next(check for check in checks if "median" in check.name).error for checks in (right, off)]
+    medians = [next(check for check in one.checks if "median" in check.name).error for one in (right, off)]
     assert medians[0] < 3.0
     assert medians[1] > 6.0
+    text = markdown([right])
+    assert text.startswith("# Is the law")
+    assert all(line in text for line in right.lines)
