@@ -289,8 +289,8 @@ def make_shape(options: argparse.Namespace, text: TrainingText) -> DraftShape:
 
 
 def default_feature_layers(kept: Sequence[int]) -> tuple[int, ...]:
-    """Return three of the layers that were kept: one in the middle, one high, and the last."""
-    return tuple(sorted({kept[len(kept) // 2], kept[max(len(kept) - 2, 0)], kept[-1]}))
+    """Return the last of the layers that were kept and every second before it, three at most: low, high, last."""
+    return tuple(sorted(kept)[::-2][:3][::-1])
 
 
 def _layers(text: str) -> tuple[int, ...]:

@@ -396,7 +396,7 @@ def test_the_command_trains_reports_and_goes_on(lab, target, tmp_path, capsys):
     assert report["weights_sha256"] == target_sha256(out)
     assert report["facts"]["shards"] == [f"written-t1-train/text-0000{n}.safetensors" for n in range(2)]
     net = load_net(out, target)
-    assert (net.config.block_size, net.config.draft_vocab_size, net.config.target_layer_ids) == (3, 30, LAYERS[1:])
+    assert (net.config.block_size, net.config.draft_vocab_size, net.config.target_layer_ids) == (3, 30, (0, 2))
     weights = (out / "model.safetensors").read_bytes()
     assert run(lab, out, *more, "--save-dtype", "bfloat16") == 0  # done already: nothing is trained twice
     assert (out / "model.safetensors").read_bytes() == weights
@@ -423,6 +423,11 @@ def test_what_was_trained_is_judged_on_other_text(lab, target, text, tmp_path, c
     found = judge_text(objective, text, 4, 5, torch.device("cpu"))
     assert held_out == pytest.approx(found, rel=1e-4)
     assert held_out["positions"] > text.answer_tokens
+
+
+def test_the_layers_that_are_read_unless_told_otherwise():
+    assert decoder.train.default_feature_layers((1, 8, 14, 21, 28, 29)) == (8, 21, 29)
+    assert decoder.train.default_feature_layers((5,)) == (5,)
 
 
 def test_a_drafter_is_trained_further(lab, target, tmp_path):
