@@ -27,8 +27,8 @@ from decoder.training.start import target_dimensions
 _NARROWER = 3
 #: Documents whose hidden states say how large the target's are.
 _MEASURED_DOCUMENTS = 8
-#: Logits of a new model, beside the target's: less sure.
-_GAIN = 0.5
+#: Logits of a new model, beside the target's: hardly sure of anything, or it starts sure of the token it just read.
+_GAIN = 0.1
 
 
 class SmallModelObjective:
