@@ -40,8 +40,9 @@ def start_net(net: DraftNet, target: HfTarget, text: TrainingText, seed: int) ->
     """Give a new draft model its embedding and head (the target's), its draft vocabulary, and weights from ``seed``.
 
     Matrices are normal with a deviation that keeps the size of what passes through; those that write into the residual
-    stream, and the second of a Markov head, are zero, so that at first every layer passes on what it was given. The
-    norm before the head starts as the target's own.
+    stream, the second of a Markov head and the confidence head are zero, so that at first every layer passes on what it
+    was given, and no gradient comes from a confidence that knows nothing yet. The norm before the head starts as the
+    target's own.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, module in net.named_modules():
@@ -56,7 +57,7 @@ def start_net(net: DraftNet, target: HfTarget, text: TrainingText, seed: int) ->
             module.o_proj.weight.zero_()
         elif isinstance(module, Mlp):
             module.down_proj.weight.zero_()
-        elif name == "markov_head.markov_w2" and isinstance(module, nn.Linear):
+        elif name in ("markov_head.markov_w2", "confidence_head.proj") and isinstance(module, nn.Linear):
             module.weight.zero_()
     if net.config.draft_vocab_size is not None:
         set_draft_ids(net, text.frequent_tokens(net.config.draft_vocab_size))
