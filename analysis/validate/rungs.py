@@ -114,6 +114,12 @@ def _law(settings: Settings) -> Report:
     return run(settings)
 
 
+def _engines(settings: Settings) -> Report:
+    from analysis.validate.engines import run
+
+    return run(settings)
+
+
 def _engine(settings: Settings) -> Report:
     from analysis.validate.engine import run
 
@@ -127,6 +133,7 @@ RUNGS = {
         Rung("paper", "figures 2 to 8 of the DSpark paper, and what is claimed", _paper),
         Rung("lab", "the paper's offline figures and claims, measured on the lab's target", _lab),
         Rung("engine", "this machine's own engine, from step times measured on it", _engine),
+        Rung("engines", "other people's engines: logs, tables and 1,680 closed-loop points", _engines),
         Rung("law", "the parametric law of acceptance against recorded banks, in the simulator", _law),
     )
 }
