@@ -83,6 +83,10 @@ class BatchTarget(Protocol):
         """Read the rows of ``segments``, side by side; ``logit_rows``: which of them need logits."""
         ...
 
+    def scrub(self, blocks: Sequence[int]) -> None:
+        """Forget what blocks hold."""
+        ...
+
 
 class HfBatchTarget:
     """A causal LM of `transformers` over a pool of blocks.
@@ -137,6 +141,11 @@ class HfBatchTarget:
         # Four dimensions: transformers takes it for a mask that someone made, and makes none itself. Nobody reads it.
         self._no_mask = torch.zeros(1, 1, 1, 1, device=target.device)
         self._graphs: dict[tuple[int, tuple[int, ...]], _Graph] = {}
+
+    @torch.inference_mode()
+    def scrub(self, blocks: Sequence[int]) -> None:
+        """Forget what blocks hold; see `PagedKv`."""
+        self.kv.scrub(blocks)
 
     @torch.inference_mode()
     def forward(

@@ -78,6 +78,10 @@ class BatchDrafter(Protocol):
         """Return the state of a new request."""
         ...
 
+    def scrub(self, blocks: Sequence[int]) -> None:
+        """Forget what blocks hold."""
+        ...
+
     def advance(self, committed: Sequence[Committed], features: Tensor) -> None:
         """Take in committed rows of several requests; ``features`` ``[rows, layers * hidden_size]``."""
         ...
@@ -148,6 +152,11 @@ class _Paged:
     def start(self, pages: Pages) -> DraftState:
         """Return the state of a new request."""
         return DraftState(pages)
+
+    @torch.inference_mode()
+    def scrub(self, blocks: Sequence[int]) -> None:
+        """Forget what blocks hold; see `PagedKv`."""
+        self.kv.scrub(blocks)
 
     def _pass(self, states: Sequence[DraftState], counts: Sequence[int], after: int = 0, causal: bool = True) -> Ragged:
         """Lay out a pass of ``counts`` new rows each, ``after`` rows behind the committed ones."""
@@ -302,6 +311,10 @@ class SmallModelBatch:
         """Return the state of a new request."""
         return DraftState(pages)
 
+    def scrub(self, blocks: Sequence[int]) -> None:
+        """Forget what blocks hold."""
+        self.model.scrub(blocks)
+
     def advance(self, committed: Sequence[Committed], features: Tensor) -> None:
         """Keep rows that were drafted right and read the others."""
         unread: list[tuple[DraftState, Sequence[int]]] = []
@@ -347,6 +360,9 @@ class OneByOne:
     def start(self, pages: Pages) -> DraftState:
         """Return the state of a new request."""
         return DraftState(pages, own=self.drafter.start())
+
+    def scrub(self, blocks: Sequence[int]) -> None:
+        """Nothing lies in blocks."""
 
     def advance(self, committed: Sequence[Committed], features: Tensor) -> None:
         """Hand each request its rows."""

@@ -138,7 +138,7 @@ class Engine:
         self.decode = decode
         self.journal = journal or Journal()
         self.clock = clock
-        self.scheduler = Scheduler(pool, settings, self.drafter, lambda served: self.journal.ended(served))
+        self.scheduler = Scheduler(pool, settings, self.drafter, lambda served: self.journal.ended(served), self._scrub)
         self.last_times: StepTimes | None = None
         self._advance_s = 0.0
         self.verifier = policy.start()
@@ -524,6 +524,11 @@ class Engine:
         return emitted, reason
 
     # Ends
+
+    def _scrub(self, blocks: Sequence[int]) -> None:
+        self.target.scrub(blocks)
+        if self.drafter is not None:
+            self.drafter.scrub(blocks)
 
     def _fail(self, served: Served, why: str) -> None:
         served.error = f"request '{served.request.request_id}' failed at token {served.tokens}: {why}"

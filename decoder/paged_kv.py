@@ -6,7 +6,7 @@ row of one is a row of the other: the token at position i of a request's text li
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -106,6 +106,11 @@ class PagedKv:
                     key="kv_blocks",
                 )
             ) from None
+
+    def scrub(self, blocks: Sequence[int]) -> None:
+        """Write zeros over blocks that may hold NaN: attention multiplies by 0 what it does not see."""
+        for storage in (*self.keys, *self.values):
+            storage[list(blocks)] = 0
 
     def flat(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return a layer's keys and values by row, each ``[rows, key/value heads, head_dim]``."""

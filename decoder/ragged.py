@@ -51,17 +51,20 @@ class _Group:
         for index, segment in enumerate(segments):
             held = min(len(segment.ids), blocks)
             table[index, :held] = segment.ids[:held]
-        flat = (table[:, :, None] * block_tokens + np.arange(block_tokens)).reshape(len(segments), -1)[:, :rows]
         offsets = np.arange(queries)
         real = offsets < counts[:, None]
         # What a row may see: itself and everything before it, or, in a block without a mask, the whole block. Rows that
         # only pad see what the first sees, lest there be nothing to see; no one reads what they find.
         seen = starts[:, None] + np.where(real, offsets, 0) + 1 if causal else np.tile(starts + counts, (queries, 1)).T
-        self.rows = torch.from_numpy(flat).to(device)
-        self.visible = torch.from_numpy(np.arange(rows) < seen[:, :, None])[:, None].to(device)
-        self.take = torch.from_numpy(np.array(firsts)[:, None] + np.where(real, offsets, 0)).to(device)
-        self.real = torch.from_numpy(real).to(device)
-        self.put = self.take[self.real]
+        # Whole blocks are read: what lies behind a text, or in a block that fills up the table, is finite and not seen.
+        self.table = torch.from_numpy(table).flatten().to(device)
+        self.visible = torch.from_numpy(np.arange(blocks * block_tokens) < seen[:, :, None])[:, None].to(device)
+        take = np.array(firsts)[:, None] + np.where(real, offsets, 0)
+        self.shape = take.shape
+        #: Row of the pass that each padded query is, the padded queries that are real, and their rows.
+        self.take = torch.from_numpy(take.flatten()).to(device)
+        self.real = torch.from_numpy(np.flatnonzero(real)).to(device)
+        self.put = torch.from_numpy(take[real]).to(device)
         self._masks: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def mask(self, repeats: int, dtype: torch.dtype) -> Tensor:
@@ -73,22 +76,28 @@ class _Group:
         return self._masks[repeats, dtype]
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, out: Tensor) -> None:
-        """Attend from rows of ``query`` ``[rows, heads, head_dim]``; write them into ``out``."""
+        """Attend from rows of ``query`` ``[rows, heads, head_dim]`` to a layer's blocks; write them into ``out``."""
         heads, width = query.shape[1:]
-        shared = keys.shape[1]
+        shared = keys.shape[2]
         repeats = heads // shared
-        segments, queries = self.take.shape
+        segments, queries = self.shape
         # The query heads that share a key head stand as rows of one query, so that keys are read once, not repeated.
-        asked = query[self.take].view(segments, queries, shared, repeats, width).permute(0, 2, 3, 1, 4)
+        asked = query.index_select(0, self.take).view(segments, queries, shared, repeats, width).permute(0, 2, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(
             asked.reshape(segments, shared, repeats * queries, width),
-            keys[self.rows].transpose(1, 2),
-            values[self.rows].transpose(1, 2),
+            self._rows(keys),
+            self._rows(values),
             attn_mask=self.mask(repeats, query.dtype),
             scale=scale,
         )
         mixed = mixed.view(segments, shared, repeats, queries, width).permute(0, 3, 1, 2, 4)
-        out[self.put] = mixed.reshape(segments, queries, heads, width)[self.real]
+        mixed = mixed.reshape(segments * queries, heads, width)
+        out.index_copy_(0, self.put, mixed.index_select(0, self.real))
+
+    def _rows(self, blocks: Tensor) -> Tensor:
+        """Return the rows of each segment's blocks, ``[segments, key/value heads, rows, head_dim]``."""
+        found = blocks.index_select(0, self.table)
+        return found.view(self.shape[0], -1, *found.shape[2:]).transpose(1, 2)
 
 
 @dataclass(slots=True)
@@ -235,10 +244,9 @@ class Ragged:
             return self._attend_kernel(query, kv, layer, scale)
         if self._groups is None:
             self._groups = self._grouped()
-        keys, values = kv.flat(layer)
         out = torch.zeros_like(query)
         for group in self._groups:
-            group.attend(query, keys, values, scale, out)
+            group.attend(query, kv.keys[layer], kv.values[layer], scale, out)
         return out
 
     def _attend_kernel(self, query: Tensor, kv: PagedKv, layer: int, scale: float) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -16,11 +16,16 @@ from sim.errors import InvariantError
 class Scheduler:
     """Requests that wait, are read or are decoded, in order, and the blocks that they hold.
 
-    ``on_ended`` is told of every request that ends.
+    ``on_ended`` is told of every request that ends; ``scrub`` of blocks that come back and may hold NaN.
     """
 
     def __init__(
-        self, pool: BlockPool, settings: Settings, drafter: BatchDrafter | None, on_ended: Callable[[Served], None]
+        self,
+        pool: BlockPool,
+        settings: Settings,
+        drafter: BatchDrafter | None,
+        on_ended: Callable[[Served], None],
+        scrub: Callable[[Sequence[int]], None],
     ) -> None:
         self.pool = pool
         self.settings = settings
@@ -30,6 +35,7 @@ class Scheduler:
         self._drafter = drafter
         self._trained_length = drafter.drafter.trained_length if drafter else 0
         self._on_ended = on_ended
+        self._scrub = scrub
 
     @property
     def inside(self) -> int:
@@ -138,7 +144,7 @@ class Scheduler:
     def preempt(self, served: Served) -> None:
         """Send a running request back to be computed again, first in line."""
         self.remove(served)
-        self._drop(served)
+        self._drop(served, clean=False)
         served.preemptions += 1
         self.waiting.appendleft(served)
 
@@ -153,15 +159,18 @@ class Scheduler:
             if served in place:
                 place.remove(served)
 
-    def _drop(self, served: Served) -> None:
+    def _drop(self, served: Served, clean: bool) -> None:
+        """Give back what a request holds; ``clean``: every row of it was judged."""
         if served.pages is not None:
+            if not clean:
+                self._scrub(served.pages.ids)
             self.pool.trim(served.pages, 0)
         served.pages, served.draft, served.rows = None, None, 0
 
     def end(self, served: Served, status: str, reason: str, now: float) -> None:
         """End a request wherever it is, and give back what it holds."""
         self.remove(served)
-        self._drop(served)
+        self._drop(served, clean=status == "finished")
         served.status, served.reason, served.ended_s = status, reason, now
         self._on_ended(served)
 

@@ -315,6 +315,32 @@ def test_nan_fails_its_request_by_name_and_no_other():
         assert one.output_ids == want.output_ids or (meets and one.status == "failed")
 
 
+@pytest.mark.parametrize("how", ("failed", "preempted", "cancelled"))
+def test_nan_stays_out_of_blocks_that_others_get_next(how):
+    """A text that turns the cache into NaN leaves none behind: attention multiplies what it does not see by 0."""
+    clean, poisoned = transformer(), transformer()
+    with torch.no_grad():
+        poisoned.model.get_input_embeddings().weight[9] = math.nan
+    asked = [one for one in requests(6) if 9 not in one.prompt_ids]
+    expected = {one.request.request_id: one.output_ids for one in alone(clean, None, NoSpeculation(), asked)}
+    engine = engine_of(poisoned, None, NoSpeculation(), blocks=12, prefill=Chunked(chunk_tokens=4), max_running=2)
+    bad = engine.submit(request("bad", [9] * 14))
+    engine.step()
+    if how == "preempted":
+        engine.scheduler.preempt(bad)
+    if how != "failed":
+        engine.cancel(bad)
+    others = serve(engine, asked)
+    assert bad.output_ids == []
+    assert bad.status == ("failed" if how == "failed" else "aborted")
+    for one in others:
+        text = expected[one.request.request_id]
+        if one.status == "failed":  # it wrote the token itself
+            assert one.output_ids[-1] == 9
+        assert one.output_ids == text[: len(one.output_ids)]
+    assert any(one.status == "finished" for one in others)
+
+
 @pytest.mark.parametrize("part", ("lm_head.weight", "confidence_head.proj.bias"))
 def test_nan_in_the_drafter_fails_by_name_too(part):
     drafter = drafter_of("dspark_vanilla")
