@@ -12,8 +12,9 @@ reads and writes draft checkpoints, `config.py` says what is in them, `vocabular
 Drafters come from `lab/` (text that a target wrote), `training/` with `losses.py`, and the commands `collect.py` and
 `train.py`; what they are worth at every place of such text goes into a profile by `bank.py`.
 
-`engine.py` serves many requests at once: `batch_target.py` reads all their rows in one pass (`ragged.py`) over blocks
-of keys and values (`paged_kv.py`), `batched_drafting.py` and `batched_sampling.py` do for a batch what the files above
-do for a request. `load.py` brings it the simulator's traffic, `journal.py` writes the simulator's records, `measure.py`
-turns its step times (`step_times.py`) into a profile, also those of models of published `shapes.py`.
+`engine.py` serves many requests at once: `scheduler.py` says who is where (`served.py`: what is known of a request),
+`batch_target.py` reads all their rows in one pass (`ragged.py`) over blocks of keys and values (`paged_kv.py`),
+`batched_drafting.py` and `batched_sampling.py` do for a batch what the files above do for a request. `load.py` brings it
+the simulator's traffic, `journal.py` writes the simulator's records: together they are the command `serve.py`.
+`measure.py` turns step times (`step_times.py`) into a profile, also those of models of published `shapes.py`.
 """
