@@ -14,7 +14,7 @@ Drafters come from `lab/` (text that a target wrote), `training/` with `losses.p
 
 `engine.py` serves many requests at once: `scheduler.py` says who is where (`served.py`: what is known of a request),
 `batch_target.py` reads all their rows in one pass (`ragged.py`) over blocks of keys and values (`paged_kv.py`),
-`batched_drafting.py` and `batched_sampling.py` do for a batch what the files above do for a request. `load.py` brings it
-the simulator's traffic, `journal.py` writes the simulator's records: together they are the command `serve.py`.
+`batched_drafting.py` and `batched_sampling.py` do for a batch what the files above do for a request. `load.py` brings
+it the simulator's traffic, `journal.py` writes the simulator's records: together they are the command `serve.py`.
 `measure.py` turns step times (`step_times.py`) into a profile, also those of models of published `shapes.py`.
 """
