@@ -7,6 +7,7 @@ setups, lengths and loads left out). What is fitted is said at the head of each 
 
 from __future__ import annotations
 
+from analysis.validate.engines_aic import aic_sections
 from analysis.validate.engines_dcut import fixed_section, trimming_section
 from analysis.validate.engines_flash import flash_section
 from analysis.validate.engines_logs import log_sections
@@ -20,5 +21,6 @@ def run(settings: Settings) -> Report:
         fixed_section(settings.shared),
         trimming_section(settings),
         flash_section(settings),
+        *aic_sections(settings),
     ]
     return Report(tuple(sections))

@@ -1,0 +1,208 @@
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from analysis.validate.document import checks_of, committed, differences, main, page_of, write_page, write_part
+from analysis.validate.engines_aic import (
+    START,
+    START_SD,
+    Series,
+    every_second,
+    fit_law,
+    predict_alone,
+    read_series,
+    tpot_ms,
+    ttft_ms,
+    twins,
+)
+from analysis.validate.engines_cells import Loop, errors_percent, simulate_loop
+from analysis.validate.engines_dcut import fixed_blocks, published_length
+from analysis.validate.engines_flash import Steps, bisect, losing, pays
+from analysis.validate.engines_logs import FITTED_SHARE, RUNS, at_seconds, read_run, run_section
+from analysis.validate.rungs import Report, Section, compare, summarize
+from profiles.recipes.sources import Shared
+from sim.errors import InputError
+
+POINTS = np.array([[n, p, o, 0.0, 0.0] for n in (4, 16, 64) for p, o in ((1024, 1024), (1024, 8192), (8192, 1024))])
+
+
+@pytest.fixture
+def shared(shared_dir):
+    return Shared(shared_dir)
+
+
+def made_up(shift=0.0):
+    law = START + shift
+    points = POINTS.copy()
+    points[:, 3], points[:, 4] = tpot_ms(law, points), ttft_ms(law, points)
+    return law, points
+
+
+# -------------------------------------------------------------------------------------------------------- closed loops
+
+
+def test_a_law_is_found_again_from_its_own_points():
+    _, points = made_up(0.3)
+    found, _ = fit_law(points, START, np.diag(1e-6 / START_SD**2))
+    assert np.allclose(tpot_ms(found, points), points[:, 3], rtol=1e-3)
+    assert not np.allclose(tpot_ms(START, points), points[:, 3], rtol=1e-2)
+
+
+def test_without_points_the_prior_is_what_comes_out():
+    found, _ = fit_law(np.zeros((0, 5)), START, np.diag(1 / START_SD**2))
+    assert np.allclose(found, START)
+
+
+def test_a_wait_has_the_prompt_and_rounds():
+    law, points = made_up()
+    longer = points[:1] * np.array([1, 2, 1, 1, 1])
+    own = np.exp(START[5]) * points[0, 1] / 1e3 * (1 + np.exp(START[7]) * points[0, 0])
+    rounds = np.exp(START[8]) * (tpot_ms(law, longer) - tpot_ms(law, points[:1]))
+    assert ttft_ms(law, longer) - ttft_ms(law, points[:1]) == pytest.approx(own + rounds)
+
+
+def test_series_that_repeat_points_are_twins():
+    one = Series("1", made_up()[1], frozenset({"a"}), 1.0, "one")
+    same, other = dataclasses.replace(one, name="2"), dataclasses.replace(one, name="3", points=made_up(0.5)[1])
+    assert twins([one, same, other]) == {"1": {"1", "2"}, "2": {"1", "2"}, "3": {"3"}}
+
+
+def test_every_second_load_leaves_the_lightest():
+    assert every_second(POINTS)[POINTS[:, 0] == 16].all()
+    assert not every_second(POINTS)[POINTS[:, 0] != 16].any()
+
+
+def test_left_out_points_do_not_reach_the_fit(shared):
+    (series,) = [one for one in read_series(shared) if one.name == "97"]
+    out = series.of((8192.0, 1024.0))
+    changed = series.points.copy()
+    changed[out, 3:] *= 7.0
+    errors = predict_alone(series.points, out, bent=False)
+    assert np.allclose((1 + predict_alone(changed, out, bent=False)) * 7.0, 1 + errors)
+
+
+def test_the_series_are_those_of_the_readme(shared):
+    series = read_series(shared)
+    assert (len(series), sum(len(one.points) for one in series)) == (95, 1680)
+    assert "76" in twins(series)["55"]
+
+
+# ------------------------------------------------------------------------------------------------------------ one table
+
+
+def test_simulated_loop_is_requests_over_step():
+    metrics = simulate_loop(
+        Loop(
+            profile="engines/qwen3_8b_h20",
+            policy="none",
+            users=16,
+            prompt_tokens=1,
+            output_tokens=512,
+            warmup_s=5.0,
+            horizon_s=25.0,
+        )
+    )
+    # 6.71 ms at 16 tokens and 0.147 ms a request; prompts of one token take little.
+    assert metrics["output_tokens_per_s_per_gpu"] == pytest.approx(16 / (6.706e-3 + 16 * 0.147e-3), rel=0.02)
+
+
+def test_published_lengths_are_table_1_and_figure_4(shared):
+    assert published_length(shared, 8) == pytest.approx(np.mean([5.33, 4.91, 4.64, 4.36, 3.11]))
+    assert published_length(shared, 16) > published_length(shared, 8)
+
+
+def test_fixed_blocks_are_steps_times_one_length(shared):
+    for block in fixed_blocks(shared):
+        errors = errors_percent(block.predicted(block.fitted), block.observed)
+        assert errors[2] == pytest.approx(0.0, abs=1e-9)
+        assert np.abs(errors).max() < 5
+    assert np.abs(errors_percent(block.predicted(1.1 * block.fitted), block.observed)).min() > 5
+
+
+# ------------------------------------------------------------------------------------------------------------ crossings
+
+
+def test_losing_stretches():
+    assert losing(lambda load: load not in (3, 4, 7), 7) == [(3, 4), (7, 7)]
+    assert losing(lambda _: True, 5) == []
+
+
+@pytest.mark.parametrize(("turns", "found"), [(6, 6), (2, 2), (11, None), (1, None)])
+def test_bisect(turns, found):
+    assert bisect(lambda load: load < turns, 1, 10) == found
+
+
+def test_the_graph_limit_ends_a_fixed_length(shared):
+    steps = Steps(shared)
+    for k, last in ((3, 256), (4, 204), (5, 170)):
+        assert pays(steps.tokens_per_s, k, last)
+        assert not pays(steps.tokens_per_s, k, last + 1)
+
+
+# ----------------------------------------------------------------------------------------------------------------- logs
+
+
+def test_a_series_is_held_between_steps():
+    series = {"t": np.array([1.0, 2.0]), "running": np.array([5.0, 7.0])}
+    assert at_seconds(series, "running", np.array([0.5, 1.0, 1.9, 9.0])).tolist() == [0, 5, 5, 7]
+
+
+def test_the_start_of_a_run_predicts_the_rest(shared, tmp_path):
+    run = read_run(shared, next(iter(RUNS)))
+    assert len(run.fit.requests) == pytest.approx(FITTED_SHARE * len(run.requests), abs=2)
+    section = run_section(run, tmp_path, 0)
+    errors = {check.name: check.error for check in section.checks}
+    assert abs(errors["Llama-3.1-8B, TTFT median"]) < 5
+    slower = dataclasses.replace(run, fit=dataclasses.replace(run.fit, cost_s={**run.fit.cost_s, "batch_token": 3e-4}))
+    assert any(check.holds is False for check in run_section(slower, tmp_path, 0).checks)
+
+
+# ------------------------------------------------------------------------------------------------------------- the page
+
+
+def report():
+    checks = (compare("near", 1.0, 1.0, "s", 0.1), summarize("far", 9.0, "%", 5.0))
+    return Report((Section("One", ("some words",), checks),))
+
+
+def test_a_page_is_what_was_printed(tmp_path):
+    write_part(tmp_path, "paper", report(), 3)
+    write_page(tmp_path)
+    page = (tmp_path / "validation.md").read_text()
+    assert "some words" in page
+    assert "| [paper](#paper) | 1 of 2 |" in page
+    assert "missed: far: +9 %, bound 5" in page
+    assert page == page_of([json.loads((tmp_path / "validation" / "paper.json").read_text())])
+
+
+def test_differences_name_what_changed(tmp_path):
+    write_part(tmp_path, "paper", report(), 0)
+    before = committed(tmp_path, "paper")
+    assert differences(before, checks_of(report())) == []
+    moved = [dict(before[0], predicted=1.5), dict(before[1], name="new")]
+    assert differences(before, moved) == [
+        "far: committed, but no longer reported",
+        "near: predicted is 1.5, committed 1.0",
+        "new: not committed",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["papper"], "RUNG: unknown rung 'papper'; known: paper"),
+        (["--docs", "nowhere"], "nowhere: no such folder"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(InputError, match=message):
+        main(options)
+
+
+def test_a_broken_file_of_checks_names_the_command(tmp_path):
+    (tmp_path / "validation").mkdir()
+    (tmp_path / "validation" / "paper.json").write_text("{")
+    with pytest.raises(InputError, match=r"paper\.json: no checks to read .*analysis\.validate\.document paper"):
+        committed(tmp_path, "paper")
