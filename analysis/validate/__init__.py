@@ -5,4 +5,6 @@ reads the paper's figures, `offline` predicts figures 4 to 6, `closed_loop` simu
 `serving` predicts figures 7 and 8 from it, `telemetry` holds that against the clouds, `plateaus` looks for preferred
 batches, `claims` judges what is said about DSpark; `plots` draws. `lab` is another: what `lab_data` reads of recorded
 banks, judged in `lab_claims`, laid out in `lab_figures`. `law` holds a fitted law against the bank it was fitted to.
+`engines` holds other people's engines against it: `engines_logs`, `engines_dcut`, `engines_flash`, `engines_aic`, all
+through `engines_cells`. `document` writes `docs/validation.md` from what rungs print, and checks it.
 """

@@ -45,13 +45,13 @@ def made_up(shift=0.0):
 
 def test_a_law_is_found_again_from_its_own_points():
     _, points = made_up(0.3)
-    found, _ = fit_law(points, START, np.diag(1e-6 / START_SD**2))
+    found = fit_law(points, START, np.diag(1e-6 / START_SD**2))
     assert np.allclose(tpot_ms(found, points), points[:, 3], rtol=1e-3)
     assert not np.allclose(tpot_ms(START, points), points[:, 3], rtol=1e-2)
 
 
 def test_without_points_the_prior_is_what_comes_out():
-    found, _ = fit_law(np.zeros((0, 5)), START, np.diag(1 / START_SD**2))
+    found = fit_law(np.zeros((0, 5)), START, np.diag(1 / START_SD**2))
     assert np.allclose(found, START)
 
 
