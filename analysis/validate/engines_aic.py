@@ -8,6 +8,9 @@ without any that repeats its points. The plain law is that of the data's README.
 
 All are fixed points of the closed loop: N requests under way, N / output ends a round. The simulator, given the law as
 a profile, is held against the formula at some points of each shape.
+
+The form of the prior was chosen among six variants scored on these same points (with and without features and a limit
+of the cache): their left-out medians ran from 4.2 to 4.7 %, their 90th percentiles from 20.4 to 23.3 %.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 
-from analysis.validate.document import checks_of, committed, differences, main, page_of, write_page, write_part
+from analysis.validate.document import DOCS, checks_of, committed, differences, main, page_of, write_page, write_part
 from analysis.validate.engines_aic import (
     START,
     START_SD,
@@ -18,9 +18,10 @@ from analysis.validate.engines_aic import (
     twins,
 )
 from analysis.validate.engines_cells import Loop, errors_percent, simulate_loop
-from analysis.validate.engines_dcut import fixed_blocks, published_length
+from analysis.validate.engines_dcut import fixed_blocks, fixed_section, published_length
 from analysis.validate.engines_flash import Steps, bisect, losing, pays
 from analysis.validate.engines_logs import FITTED_SHARE, RUNS, at_seconds, read_run, run_section
+from analysis.validate.rungs import RUNGS as RUNGS_BY_NAME
 from analysis.validate.rungs import Report, Section, compare, summarize
 from profiles.recipes.sources import Shared
 from sim.errors import InputError
@@ -206,3 +207,24 @@ def test_a_broken_file_of_checks_names_the_command(tmp_path):
     (tmp_path / "validation" / "paper.json").write_text("{")
     with pytest.raises(InputError, match=r"paper\.json: no checks to read .*analysis\.validate\.document paper"):
         committed(tmp_path, "paper")
+
+
+def test_the_committed_page_is_that_of_the_committed_parts():
+    parts = [
+        json.loads(path.read_text(encoding="utf-8"))
+        for name in RUNGS_BY_NAME
+        if (path := DOCS / "validation" / f"{name}.json").exists()
+    ]
+    assert parts
+    assert (DOCS / "validation.md").read_text(encoding="utf-8") == page_of(parts)
+
+
+def test_committed_numbers_are_those_of_the_code(shared, tmp_path):
+    """The parts that are quick; ``python -m analysis.validate.document --check`` runs all of them."""
+    now = [
+        check
+        for section in (fixed_section(shared), run_section(read_run(shared, "Llama-3.1-8B"), tmp_path, 0))
+        for check in checks_of(Report((section,)))
+    ]
+    names = {check["name"] for check in now}
+    assert differences([one for one in committed(DOCS, "engines") if one["name"] in names], now) == []
