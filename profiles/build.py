@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
     for name in arguments.names or PROFILES:
         if name not in PROFILES:
-            raise InputError(Fault(f"unknown profile '{name}'; known: {', '.join(PROFILES)}"))
+            raise InputError(Fault(f"unknown profile '{name}'; known: {', '.join(sorted(PROFILES))}"))
     shared = Shared(arguments.shared)
     for name in arguments.names or PROFILES:
         profile = PROFILES[name](shared)

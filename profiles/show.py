@@ -87,10 +87,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _list_profiles() -> int:
-    for name in known_profiles():
+    names = known_profiles()
+    width = max(map(len, names), default=0) + 2
+    for name in names:
         profile = load_profile(find_profile(name))
         has = [what for what, part in (("step time", profile.step_time), ("acceptance", profile.acceptance)) if part]
-        print(f"{name:28}{', '.join(has)}")
+        print(f"{name:{width}}{', '.join(has)}")
         print(textwrap.indent(textwrap.fill(profile.description, WIDTH - 4), "    "))
     return 0
 
