@@ -80,6 +80,11 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="LIST",
         help="target layers that it reads, of those kept (default: three; mtp: the last)",
     )
+    shape.add_argument(
+        "--start",
+        choices=("seed", "target"),
+        help="what its layers begin as: chance, or the target's own last layers (default: seed)",
+    )
     loss = parser.add_argument_group("loss")
     loss.add_argument("--ce-weight", type=float, default=0.1, help="of cross entropy (default: 0.1)")
     loss.add_argument("--tv-weight", type=float, default=0.9, help="of total variation (default: 0.9)")
@@ -98,7 +103,9 @@ def make_parser() -> argparse.ArgumentParser:
         "--minutes", type=float, metavar="X", help="stop after X minutes of steps; not repeatable to the bit"
     )
     loop.add_argument("--documents", type=int, default=8, metavar="N", help="a step (default: 8)")
-    loop.add_argument("--anchors", type=int, default=32, metavar="N", help="blocks a document (default: 32)")
+    loop.add_argument(
+        "--anchors", type=int, metavar="N", help="blocks or chains a document (default: 32; small_model: every token)"
+    )
     loop.add_argument("--learning-rate", type=float, default=1e-3, metavar="X", help="highest (default: 0.001)")
     loop.add_argument("--warmup-steps", type=int, default=50, metavar="N", help="default: 50")
     loop.add_argument("--weight-decay", type=float, default=0.01, metavar="X", help="default: 0.01")
@@ -210,6 +217,7 @@ _SHAPE: dict[str, Any] = {
     "head": "vanilla",
     "draft_vocab": None,
     "feature_layers": None,
+    "start": "seed",
 }
 _CHAINED = ("eagle3", "mtp")
 
@@ -234,11 +242,13 @@ def _check(options: argparse.Namespace) -> None:
         "head": ("dspark",),
         "ttt_length": _CHAINED,
         "feature_layers": ("dspark", "dflash", *_CHAINED),
+        "start": ("dspark", "dflash", *_CHAINED),
+        "anchors": ("dspark", "dflash", *_CHAINED),
     }
-    for key in _SHAPE:
+    for key in (*_SHAPE, "anchors"):
         if getattr(options, key) is None:
             continue
-        if options.init is not None:
+        if options.init is not None and key in _SHAPE:
             faults.append(Fault("a drafter that is trained further keeps its shape (--init)", key=_option(key)))
         elif options.drafter not in unused.get(key, MAKERS):
             faults.append(Fault(f"means nothing to {options.drafter}", key=_option(key)))
@@ -278,7 +288,8 @@ def make_shape(options: argparse.Namespace, text: TrainingText) -> DraftShape:
         draft_vocab=None if draft_vocab == vocabulary else draft_vocab,
         markov_rank=chosen["markov_rank"],
         head=chosen["head"],
-        anchors=options.anchors,
+        anchors=32 if options.anchors is None else options.anchors,
+        start=chosen["start"],
         weights=LossWeights(
             ce=options.ce_weight,
             tv=options.tv_weight,

@@ -23,7 +23,7 @@ from decoder.losses import LossWeights, confidence_loss, judge, position_weights
 from decoder.target import HfTarget
 from decoder.training.batches import Batch, TrainingText
 from decoder.training.objective import DraftShape
-from decoder.training.start import start_net, target_dimensions
+from decoder.training.start import copy_target_layers, pass_last_feature, start_net, target_dimensions
 from decoder.vocabulary import draft_ids, label_ids, rows_of
 
 
@@ -56,6 +56,9 @@ def make_block(shape: DraftShape, target: HfTarget, text: TrainingText, init: Pa
     assert isinstance(net, ParallelBackbone)
     start_net(net, target, text, seed)
     scale = text.feature_scale(shape.feature_layers)
+    if shape.start == "target":
+        copy_target_layers(net, target, text)
+        pass_last_feature(net.fc, scale)
     with torch.no_grad():
         net.fc.weight.div_(scale)  # so that all features weigh alike
     return BlockObjective(net.to(target.device), target.lm_head, shape.anchors, shape.weights, scale)

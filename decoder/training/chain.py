@@ -30,7 +30,7 @@ from decoder.target import HfTarget
 from decoder.training.batches import Batch, TrainingText
 from decoder.training.block import draw_anchors
 from decoder.training.objective import DraftShape
-from decoder.training.start import start_net, target_dimensions
+from decoder.training.start import copy_target_layers, pass_last_feature, start_net, target_dimensions
 from decoder.vocabulary import draft_ids, label_ids, rows_of
 
 
@@ -198,6 +198,10 @@ def make_chain(shape: DraftShape, target: HfTarget, text: TrainingText, init: Pa
     assert isinstance(net, Eagle3Net | MtpNet)
     start_net(net, target, text, seed)
     scale = text.feature_scale(shape.feature_layers)
+    if shape.start == "target":
+        copy_target_layers(net, target, text)
+        if isinstance(net, Eagle3Net):
+            pass_last_feature(net.fc, scale)
     with torch.no_grad():
         if isinstance(net, Eagle3Net):
             net.fc.weight.div_(scale)  # so that all features weigh alike

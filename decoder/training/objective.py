@@ -48,7 +48,7 @@ class DraftShape:
 
     ``layers``, ``ffn``: depth and width of the MLPs. ``length``: draft tokens a round that are trained, the block of a
     parallel drafter, the unrolled steps of a chained one. ``draft_vocab``: tokens it can draft; None: all. ``anchors``:
-    blocks a document and step.
+    blocks a document and step. ``start``: what the layers begin as, chance or the target's own last layers.
     """
 
     drafter: str
@@ -60,4 +60,5 @@ class DraftShape:
     markov_rank: int = 0
     head: Literal["vanilla", "gated", "rnn"] = "vanilla"
     anchors: int = 32
+    start: Literal["seed", "target"] = "seed"
     weights: LossWeights = field(default_factory=LossWeights)

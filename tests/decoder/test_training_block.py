@@ -226,6 +226,51 @@ def test_positions_are_judged_up_to_the_end_of_the_answer(target, text):
     assert metrics["positions"] == 1
 
 
+# Starting from the target's own layers
+
+
+def test_layers_of_the_target_read_features_as_the_target_does(target, text):
+    """Its last layer, fed the output of the one before, has the keys and values that the target itself caches."""
+    objective = make_block(shape_of(feature_layers=(0, 1), start="target"), target, text, None, 0)
+    batch = text.batch([3], (0, 1))
+    features = torch.cat([0 * batch.features[..., :WIDTH], batch.features[..., WIDTH:]], -1)
+    with torch.no_grad():
+        cache = target.model(input_ids=batch.token_ids, use_cache=True).past_key_values
+        positions = torch.arange(features.shape[1])[None]
+        ((keys, values),) = objective.net.context_rows(features / objective._scale, positions)
+    layer = cache.layers[-1]
+    torch.testing.assert_close(keys, layer.keys, rtol=1e-2, atol=1e-2)  # features are kept in float16
+    torch.testing.assert_close(values, layer.values, rtol=1e-2, atol=1e-2)
+    mine, theirs = objective.net.layers[0].mlp, target.model.model.layers[-1].mlp
+    x = torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(mine(x), theirs(x))
+
+
+def test_a_narrower_mlp_keeps_what_adds_most(target, text):
+    objective = make_block(shape_of(ffn=24, feature_layers=(0, 1), start="target"), target, text, None, 0)
+    mine, theirs = objective.net.layers[0].mlp, target.model.model.layers[-1].mlp
+    kept = [int((theirs.gate_proj.weight == row).all(-1).nonzero()) for row in mine.gate_proj.weight]
+    assert kept == sorted(set(kept))
+    assert torch.equal(mine.down_proj.weight, theirs.down_proj.weight[:, kept])
+    x = torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        error = (mine(x) - theirs(x)).square().mean() / theirs(x).square().mean()
+    assert error < 0.25  # a quarter is left out, the quieter part
+
+
+def test_a_target_without_such_layers_is_refused(target, text):
+    with pytest.raises(InputError, match=r"--start: has no 4 layers"):
+        make_block(shape_of(layers=4, feature_layers=(0, 1), start="target"), target, text, None, 0)
+    layer = target.model.model.layers[-1]
+    norm = layer.input_layernorm
+    layer.input_layernorm = torch.nn.Identity()
+    try:
+        with pytest.raises(InputError, match=r"--start: has layers without input_layernorm; .* 'seed'"):
+            make_block(shape_of(feature_layers=(0, 1), start="target"), target, text, None, 0)
+    finally:
+        layer.input_layernorm = norm
+
+
 def loop(**changes):
     return LoopSettings(**{"documents": 4, "steps": 8, "warmup_steps": 2, "learning_rate": 5e-3, **changes})
 
