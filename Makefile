@@ -8,7 +8,7 @@ PY := .venv/bin/python
 PIP_INSTALL := $(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt
 PYTEST := $(PY) -m pytest -n 2
 
-.PHONY: help demo test check stats bench golden schema clean decode lab gpu-profile
+.PHONY: help demo test check stats bench golden schema clean decode lab lab-text lab-full gpu-profile
 .DELETE_ON_ERROR:
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make bench    speed, as ratios measured on this machine"
 	@echo "make decode   install the decoder and a small target, show real speculative decoding"
 	@echo "make lab      let the target write, train the drafters that ship, measure them (hours on two cores)"
+	@echo "make lab-full the same, then the grid of depths, draft lengths and Markov heads (a day on two cores)"
 	@echo "make gpu-profile  time the engine on this machine's CUDA device: Qwen3 4B, 8B, 14B shapes (GPU=h200 names them)"
 	@echo "make golden   record the golden files anew; look at the diff before committing"
 	@echo "make schema   write scenarios/schema.json"
@@ -55,21 +56,62 @@ decode: .venv/.lab-stamp
 
 # From prompts to what ships. Everything goes on where it stopped when it is asked for again.
 LAB_TOKENS ?= 500000
-LAB_STEPS ?= 4000
+LAB_STEPS ?= 900
+LAB_MORE_STEPS ?= 1700
 LAB := $(PY) -m decoder
-TRAIN := $(LAB).train --target smollm2 --draft-vocab 8192 --steps $(LAB_STEPS) --documents 4 --anchors 40 \
-    --save-dtype bfloat16
+DRAFTERS := lab/smollm2/drafters
+TRAIN := $(LAB).train --target smollm2 --draft-vocab 8192 --documents 4 --learning-rate 3e-3 --save-dtype bfloat16
+BLOCK := --start target --feature-layers 8,21,28 --anchors 40 --steps $(LAB_STEPS)
+SHIPPED := dspark mtp
+# What the paper compares, each trained for as many steps; dspark, which ships, for more.
+COMPARED := dspark dspark_equal dflash eagle3 mtp small_model
+bank_of = $(foreach name,$(1),--drafter $(name)=$(DRAFTERS)/$(name))
 
-lab: .venv/.lab-stamp
+lab-text: .venv/.lab-stamp
 	$(LAB).collect --target smollm2 --split held_out --tokens 16000 --group 96
 	$(LAB).collect --target smollm2 --split held_out --tokens 16000 --group 96 --temperature 0
 	$(LAB).collect --target smollm2 --tokens $(LAB_TOKENS) --group 128
-	$(TRAIN) --drafter dspark --out lab/smollm2/drafters/dspark
-	$(TRAIN) --drafter mtp --ttt-length 1 --anchors 512 --out lab/smollm2/drafters/mtp
-	for text in written-t1-held_out written-t0-held_out; do \
-	    $(LAB).bank --target smollm2 --text $$text --draft-length 5 --drafter dspark=lab/smollm2/drafters/dspark \
-	        --drafter mtp=lab/smollm2/drafters/mtp || exit 1; \
+
+lab: lab-text
+	$(TRAIN) $(BLOCK) --drafter dspark --out $(DRAFTERS)/dspark_equal
+	$(TRAIN) --drafter dspark --init $(DRAFTERS)/dspark_equal --anchors 40 --steps $(LAB_MORE_STEPS) --out $(DRAFTERS)/dspark
+	$(TRAIN) --start target --ttt-length 1 --anchors 512 --steps $(LAB_STEPS) --drafter mtp --out $(DRAFTERS)/mtp
+	$(TRAIN) $(BLOCK) --drafter dflash --out $(DRAFTERS)/dflash
+	$(TRAIN) $(BLOCK) --drafter eagle3 --anchors 32 --out $(DRAFTERS)/eagle3
+	$(LAB).train --target smollm2 --documents 4 --learning-rate 3e-3 --save-dtype bfloat16 --steps 400 \
+	    --drafter small_model --out $(DRAFTERS)/small_model
+	for name in $(SHIPPED); do \
+	    mkdir -p decoder/checkpoints/smollm2/$$name && \
+	    cp $(DRAFTERS)/$$name/config.json $(DRAFTERS)/$$name/model.safetensors $(DRAFTERS)/$$name/training.json \
+	        decoder/checkpoints/smollm2/$$name/ || exit 1; \
 	done
+	for text in written-t1-held_out written-t0-held_out; do \
+	    $(LAB).bank --target smollm2 --text $$text --draft-length 5 $(call bank_of,$(COMPARED)) || exit 1; \
+	done
+	for name in $(COMPARED); do \
+	    $(LAB).evaluate --target smollm2 --drafter $(DRAFTERS)/$$name --prompts written-t1-held_out --per-domain 4 \
+	        --max-new-tokens 96 --against-none --json docs/lab/speed_$$name.json || exit 1; \
+	done
+	$(PY) -m analysis.validate lab --out docs/lab
+	$(PY) -m analysis.validate law --out docs/lab
+
+# The grid of figures 3 (depth) and 4 (draft length), and the other Markov heads, at as many steps each; its banks do not
+# ship. Longer blocks cost more a step.
+LAB_GRID := lab/smollm2/measured
+lab-full: lab
+	for d in 1 5; do for kind in dspark dflash; do \
+	    $(TRAIN) $(BLOCK) --drafter $$kind --layers-of-draft $$d --out $(DRAFTERS)/$${kind}_d$$d || exit 1; \
+	done; done
+	for b in 4 8 12 16; do for kind in dspark dflash; do \
+	    $(TRAIN) $(BLOCK) --drafter $$kind --block $$b --out $(DRAFTERS)/$${kind}_b$$b || exit 1; \
+	done; done
+	for head in gated rnn; do \
+	    $(TRAIN) $(BLOCK) --drafter dspark --head $$head --out $(DRAFTERS)/dspark_$$head || exit 1; \
+	done
+	$(LAB).bank --target smollm2 --text written-t1-held_out --out $(LAB_GRID) $(call bank_of,\
+	    $(foreach kind,dspark dflash,$(foreach size,d1 d5 b4 b8 b12 b16,$(kind)_$(size))) dspark_gated dspark_rnn)
+	$(LAB).collect --target smollm2 --text corpus --split held_out --tokens 16000 --group 96
+	$(LAB).bank --target smollm2 --text corpus-held_out --out $(LAB_GRID) --drafter dspark=$(DRAFTERS)/dspark
 	$(PY) -m analysis.validate lab --out docs/lab
 
 # What a CUDA device is asked once: whether the engine is right there, what steps of published shapes cost, and what a

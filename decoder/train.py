@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -125,11 +126,12 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
-    options = make_parser().parse_args(arguments)
-    return exit_code_of(lambda: _run(options))
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    options = make_parser().parse_args(words)
+    return exit_code_of(lambda: _run(options, shlex.join(["python", "-m", "decoder.train", *words])))
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace, command: str) -> int:
     _check(options)
     import torch
 
@@ -191,7 +193,7 @@ def _run(options: argparse.Namespace) -> int:
         other = TrainingText([held_out], sha256, target.lm_head)
         other.check_layers(objective.feature_layers)
         judged = judge_text(objective, other, options.documents, options.seed, device)
-    report = _report(options, out, facts, asdict(settings), asdict(progress), judged)
+    report = _report(options, command, out, facts, asdict(settings), asdict(progress), judged)
     draw_curve(read_metrics(out), out / "curve", options.drafter)
     _write_text(out / REPORT, json.dumps(report, indent=2) + "\n")
     write_json(options.json, report)
@@ -379,6 +381,7 @@ def draw_curve(lines: Sequence[dict[str, float]], stem: Path, drafter: str, poin
 
 def _report(
     options: argparse.Namespace,
+    command: str,
     out: Path,
     facts: dict[str, Any],
     settings: dict[str, Any],
@@ -397,6 +400,7 @@ def _report(
     device = torch.device(options.device)
     return {
         "drafter": options.drafter,
+        "command": command,
         "weights_sha256": target_sha256(out),
         "bytes": sum(path.stat().st_size for path in out.glob("*.safetensors")),
         **progress,
