@@ -57,7 +57,7 @@ decode: .venv/.lab-stamp
 # From prompts to what ships. Everything goes on where it stopped when it is asked for again.
 LAB_TOKENS ?= 500000
 LAB_STEPS ?= 900
-LAB_MORE_STEPS ?= 1700
+LAB_MORE_STEPS ?= 1400
 LAB := $(PY) -m decoder
 DRAFTERS := lab/smollm2/drafters
 TRAIN := $(LAB).train --target smollm2 --draft-vocab 8192 --documents 4 --learning-rate 3e-3 --save-dtype bfloat16

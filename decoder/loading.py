@@ -17,6 +17,7 @@ from decoder.checkpoint import load_drafter
 from decoder.drafter import Drafter
 from decoder.errors import CheckpointError, Fault, InputError, RequestError
 from decoder.lab.targets import drafter_folder, target_folder
+from decoder.packed import pack_models
 from decoder.rates import FlatRates, ProfileRates, Rates
 from decoder.sampling import Sampling
 from decoder.session import Decoder, Generation, Request
@@ -70,6 +71,7 @@ def load_models(options: argparse.Namespace) -> Models:
     folder = target_folder(options.target, options.lab)
     target = load_target(folder, device=device, dtype=dtype)
     drafter = load_drafter(drafter_at, target, device=device, dtype=dtype) if drafter_at else None
+    pack_models(target, drafter)
     calibration = load_calibration(options.calibration) if options.calibration else None
     if calibration is not None:
         if drafter is None:
