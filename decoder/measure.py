@@ -26,6 +26,8 @@ log = logging.getLogger("decoder.measure")
 
 #: Half an interquartile range over the median, at the median point: above this a machine counts as disturbed.
 DISTURBED = 0.05
+#: Steps in a row of which the time between steps is taken.
+LOOP_STEPS = 12
 DESCRIPTION = """Measure what the engine's steps cost and write a profile for the simulator.
 
 A grid of steps is run: requests that decode x draft tokens verified of each x tokens cached of each, then prompts of
@@ -73,6 +75,9 @@ def make_parser() -> argparse.ArgumentParser:
     points.add_argument("--graph-sizes", default="", metavar="N,N,...", help="passes are padded to these; CUDA graphs")
     points.add_argument("--repeats", type=int, default=5, metavar="N", help="passes over the grid (default: 5)")
     points.add_argument(
+        "--minutes", type=float, metavar="X", help="leave out repeats beyond 3 that would end later (default: none)"
+    )
+    points.add_argument(
         "--steps", type=int, default=3, metavar="N", help="counted of each visit, after one (default: 3)"
     )
     points.add_argument("--seed", type=int, default=0, help="of the order of the grid (default: 0)")
@@ -102,7 +107,7 @@ def _run(options: argparse.Namespace, command: str) -> int:
     from tqdm import tqdm
 
     from decoder.loading import check_device, write_json
-    from decoder.step_times import Point, fit, fit_prefill, grid, measure
+    from decoder.step_times import Point, fit, fit_prefill, grid, loop_gaps_s, measure
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -151,14 +156,16 @@ def _run(options: argparse.Namespace, command: str) -> int:
             repeats=options.repeats,
             steps=options.steps,
             seed=options.seed,
+            limit_s=np.inf if options.minutes is None else 60 * options.minutes,
             on_progress=show,
         )
+        gaps_s = loop_gaps_s(engine, middle.requests, LOOP_STEPS)
         took_s = time.perf_counter() - began_s
     decoding = {point: samples[point] for point in points}
     prefill = {point: samples[point] for point in prompts}
     fitted = fit(decoding)
     floor_s, token_s, prefill_residuals = fit_prefill(prefill, fitted)
-    report = _report(samples, fitted, prefill_residuals, options, took_s)
+    report = _report(samples, fitted, prefill_residuals, gaps_s, options.steps, took_s)
     report["prefill_floor_s"], report["prefill_token_s"] = floor_s, token_s
     if options.roofline:
         report["roofline"] = _roofline(target, decoding)
@@ -193,6 +200,8 @@ def _check(options: argparse.Namespace, numbers: dict[str, list[int]]) -> None:
         for name, least in (("repeats", 3), ("steps", 1), ("max_batch_tokens", 1), ("threads", 1), ("draft_length", 1))
         if getattr(options, name) is not None and getattr(options, name) < least
     ]
+    if options.minutes is not None and not options.minutes > 0:
+        faults.append(Fault(f"expected minutes above 0 (got {options.minutes:g})", key="--minutes"))
     faults += [
         Fault("expected at least one number", key=f"--{name}")
         for name in ("requests", "contexts", "prompts")
@@ -293,7 +302,8 @@ def _report(
     samples: dict[Point, Samples],
     fitted: Fit,
     prefill_residuals: dict[Point, float],
-    options: argparse.Namespace,
+    gaps_s: Any,
+    steps: int,
     took_s: float,
 ) -> dict[str, Any]:
     from decoder.step_times import spread
@@ -315,7 +325,6 @@ def _report(
         }
         for point, found in sorted(samples.items())
     ]
-    gaps = [gap for found in samples.values() for gap in found.gap_s]
     return {
         "points": rows,
         "spread": float(np.median([row["target_spread"] for row in rows])),
@@ -324,8 +333,8 @@ def _report(
         "prefill_worst": float(max(abs(value) for value in prefill_residuals.values())),
         "per_request_s": fitted.per_request_s,
         "per_context_token_s": fitted.per_context_token_s,
-        "gap_s": float(np.median(gaps)) if gaps else 0.0,
-        "repeats": options.repeats,
+        "gap_s": float(np.median(gaps_s)),
+        "repeats": len(next(iter(samples.values())).step_s) // steps,
         "measured_for_s": took_s,
     }
 
@@ -371,7 +380,7 @@ def _profile(
         )
 
     repeats = (
-        f"{options.repeats} repeats of {options.steps} steps, medians; half IQR {report['spread']:.1%} of a median"
+        f"{report['repeats']} repeats of {options.steps} steps, medians; half IQR {report['spread']:.1%} of a median"
     )
     parts = (
         f"verify(batch tokens) + a requests + c cached tokens, least squares over {len(decoding)} measured steps: "
@@ -435,7 +444,11 @@ def _profile(
             per_context_token=SourcedSeconds(seconds=fitted.per_context_token_s, provenance=told("fitted", parts)),
             overhead=SourcedSeconds(
                 seconds=report["gap_s"],
-                provenance=told("measured", "what the loop does between steps: writing down the last one"),
+                provenance=told(
+                    "measured",
+                    f"from a step's end to the next one's start while requests are served, median of {LOOP_STEPS} "
+                    "steps: writing it down, finding who ended and who arrived; taking an arrival in is not in it",
+                ),
             ),
             draft=draft,
         ),

@@ -24,8 +24,11 @@ from decoder.served import Served
 from decoder.session import Request
 from decoder.stopping import Limits
 from sim.verify.base import Confidence, Lengths, Rates
+from sim.workload.base import RequestTable
 
 Floats = NDArray[np.float64]
+#: Fewer repeats tell nothing of their spread.
+LEAST_REPEATS = 3
 #: Tokens that requests hold; any will do.
 _TOKEN = 1
 
@@ -50,11 +53,10 @@ class Point:
 
 @dataclass(slots=True)
 class Samples:
-    """Seconds of repeats of one point: of the whole step, of drafting in it, and what the loop spends beside it."""
+    """Seconds of repeats of one point: of the whole step, and of drafting in it."""
 
     step_s: list[float] = field(default_factory=list)
     draft_s: list[float] = field(default_factory=list)
-    gap_s: list[float] = field(default_factory=list)
 
     @property
     def target_s(self) -> Floats:
@@ -96,12 +98,10 @@ def run_point(engine: Engine, point: Point, steps: int) -> Samples:
     for _ in range(steps):
         if point.prompt:
             _put_prompt(engine, point.prompt)
-        began_s = engine.clock()
         engine.step()
         row = engine.journal.steps[-1]
         samples.step_s.append(row.busy_s)
         samples.draft_s.append(row.draft_s)
-        samples.gap_s.append(engine.clock() - began_s - row.busy_s)
         for served in [*engine.scheduler.in_prefill, *engine.scheduler.decoding]:
             if served not in held:
                 engine.cancel(served)
@@ -110,6 +110,24 @@ def run_point(engine: Engine, point: Point, steps: int) -> Samples:
     for served in held:
         engine.cancel(served)
     return samples
+
+
+def loop_gaps_s(engine: Engine, requests: int, steps: int) -> Floats:
+    """Return the seconds from each step's end to the next one's start, while `decoder.load.drive` serves ``requests``.
+
+    It is what no step's time holds: writing the step down, finding out who ended and who arrived. Every request stays
+    for ``steps`` steps. The engine is left empty.
+    """
+    from decoder.load import Asking, Prompts, drive
+
+    each = np.ones(requests, np.int64)
+    traffic = RequestTable(np.zeros(requests), each, steps * each, 0 * each, 0 * each, ("-",))
+    engine.verifier = _Given(0, engine.trained_length)
+    before = len(engine.journal.steps)
+    prompts, asking = Prompts({"-": [(_TOKEN,)]}), Asking(sampling=Sampling())
+    drive(engine, traffic, prompts, asking, horizon_s=np.inf, clock=engine.clock)
+    rows = engine.journal.steps[before:]
+    return np.array([later.started_s - row.ended_s for row, later in itertools.pairwise(rows)])
 
 
 def _served(engine: Engine, name: str, prompt_tokens: int) -> Served:
@@ -163,16 +181,23 @@ def measure(
     repeats: int,
     steps: int = 4,
     seed: int = 0,
+    limit_s: float = np.inf,
     on_progress: Callable[[int], None] | None = None,
 ) -> dict[Point, Samples]:
-    """Run every point ``repeats`` times, ``steps`` steps each of which the first is warm-up; samples by point."""
+    """Run every point ``repeats`` times, ``steps`` steps after one of warm-up; samples by point.
+
+    ``limit_s``: by the engine's clock; repeats beyond `LEAST_REPEATS` that would end later are left out.
+    """
     points = list(points)
     found: dict[Point, Samples] = defaultdict(Samples)
     order = np.random.default_rng(seed)
-    for _ in range(repeats):
+    began_s = engine.clock()
+    for repeat in range(repeats):
+        if repeat >= LEAST_REPEATS and (engine.clock() - began_s) * (repeat + 1) / repeat > limit_s:
+            break
         for at in order.permutation(len(points)):
             once = run_point(engine, points[at], steps + 1)
-            for name in ("step_s", "draft_s", "gap_s"):
+            for name in ("step_s", "draft_s"):
                 getattr(found[points[at]], name).extend(getattr(once, name)[1:])
             engine.journal.steps.clear()
             if on_progress is not None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import logging
+import math
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.validate.rungs import RUNGS, Check, Report, Settings, failures
+from analysis.validate.rungs import RUNGS, Check, Report, Settings, claims_section, failures
 from profiles.recipes.sources import Shared
 from sim.errors import Fault, InputError
 from sim.output import write_json
@@ -47,6 +48,13 @@ def parser() -> argparse.ArgumentParser:
         help="paper: hold to the bounds what the shipped profiles predict (default), or what they would with draft "
         "passes by the drafters' architecture; both are shown",
     )
+    out.add_argument(
+        "--minutes",
+        type=float,
+        metavar="X",
+        help="engine: what it may take, step times included (default: 15, --quick 3); each policy meets each load once "
+        "whatever it says",
+    )
     return out
 
 
@@ -58,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         least = 0 if key == "seed" else 1
         if getattr(options, key) < least:
             raise InputError(Fault(f"expected at least {least} (got {getattr(options, key)})", f"--{key}"))
+    if options.minutes is not None and not 0 < options.minutes < math.inf:
+        raise InputError(Fault(f"expected minutes above 0 (got {options.minutes:g})", "--minutes"))
     if options.rung not in RUNGS:
         raise InputError(Fault(f"unknown rung '{options.rung}'; known: {', '.join(RUNGS)}", "RUNG"))
     if not options.shared.is_dir():
@@ -73,6 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         jobs=options.jobs,
         quick=options.quick,
         assume=options.assume,
+        minutes=options.minutes,
     )
     report = RUNGS[options.rung].run(settings)
     print(text_of(report))
@@ -91,8 +102,9 @@ def _make_folder(path: Path) -> None:
 
 
 def text_of(report: Report) -> str:
-    """Return the report as it is printed: the sections, then which bounds hold."""
-    parts = ["\n".join([section.title, "=" * len(section.title), *section.lines]) for section in report.sections]
+    """Return the report as it is printed: the sections, the claims, then which bounds hold."""
+    sections = (*report.sections, *([claims_section(report.claims)] if report.claims else []))
+    parts = ["\n".join([section.title, "=" * len(section.title), *section.lines]) for section in sections]
     bounded = [check for check in report.checks() if check.bound is not None]
     missed = failures(bounded)
     if bounded:

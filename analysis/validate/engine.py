@@ -1,101 +1,138 @@
 """The rung ``engine``: the simulator, given step times measured on this machine, predicts the real engine.
 
 A profile is measured (`decoder.measure`) and written beside the report; acceptance is the bank recorded on held-out
-text. Then every policy meets every load twice: on the engine of `decoder`, in real time, and in the simulator, with the
-same arrivals, lengths, limits and policies. Nothing of the engine's runs goes into the prediction. The engine runs each
-cell several times; how far its own repeats lie apart is the noise that an error is held against.
+text. Then every policy meets every load twice: on the engine of `decoder`, against the clock, and in the simulator,
+with the same arrivals, lengths, limits and policies. Nothing of the engine's runs goes into the prediction. All is
+repeated, with new arrivals, for as long as the time allows; how far the errors of the repeats lie apart is the noise
+that an error is held against (`engine_pairs`).
 
-What the two do not share is luck: the engine's texts are its own, the simulator walks the bank's.
+The engine's own choice is put to the test as well: the budgets around the one that ``dspark_async`` settles on are
+forced upon it, on the same arrivals.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from analysis.validate.rungs import Check, Report, Section, Settings, said, table
+from analysis.validate.engine_pairs import Pair
+from analysis.validate.engine_report import make_report
+from analysis.validate.rungs import Report, Settings
 from profiles.errors import Fault, InputError
 from profiles.files import SHIPPED, load_profile
 from profiles.reading import parse_document
+from profiles.schema import Bank, Drafter
 from sim.cells import Cell, Work, prepare, run_cell
 from sim.loading import checked
-from sim.metrics import Metrics
+from sim.output import write_json
 from sim.scenario import label_of
+
+if TYPE_CHECKING:
+    from decoder.serve import Plant
 
 log = logging.getLogger(__name__)
 
 TARGET, DRAFTER = "smollm2", "dspark"
 BANK = SHIPPED / "measured" / "smollm2_t1.json"
+#: Where `make lab` leaves the drafter that it trains.
+TRAINED = Path("lab") / TARGET / "drafters" / DRAFTER
 
-#: What is compared: metric, how it is called, unit, factor, and the largest error in per cent; None: shown only.
-COMPARED = (
-    ("output_tokens_per_s_per_gpu", "throughput", "tokens/s", 1.0, 5.0),
-    ("user_tokens_per_s_p50", "tokens/s/user p50", "tokens/s", 1.0, 5.0),
-    ("user_tokens_per_s_p10", "tokens/s/user p10", "tokens/s", 1.0, None),
-    ("ttft_s_p50", "TTFT p50", "ms", 1e3, 10.0),
-    ("ttft_s_p99", "TTFT p99", "ms", 1e3, None),
-    ("accepted_length", "accepted length", "tokens", 1.0, None),
-    ("verify_tokens_per_request", "verified tokens", "tokens", 1.0, None),
-)
+#: What the rung may take where nothing is said, measuring included.
+MINUTES, QUICK_MINUTES = 15.0, 3.0
+#: The share of it that step times may take.
+PROFILE_SHARE = 0.2
+#: A run of the engine is between so many seconds long; two repeats of all are planned for.
+SHORTEST_S, LONGEST_S, PLANNED_REPEATS = 8.0, 60.0, 2
+#: What building an engine and its first steps take of a run, about.
+SETTING_UP_S = 1.0
 #: Spread of output lengths: standard deviation of their logarithm.
 SIGMA = 0.5
-#: Largest difference of the mean verification budget, in tokens a request.
-BUDGET_BOUND_TOKENS = 0.1
+#: `dspark_async` that looks back further than any run lasts keeps to its first budget.
+FOREVER_STEPS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is run. Loads are shares of what ``none`` delivers, simulated, with every seat taken."""
+    """What is run. Loads are shares of what ``none`` delivers, simulated, with every seat taken.
 
-    horizon_s: float
-    warmup_s: float
+    ``forced``: how many budgets are forced at each load. ``repeats``: at most.
+    """
+
+    minutes: float
     shares: tuple[float, ...]
-    users: int
-    max_running: int
-    prompt_tokens: int
-    output_tokens: int
-    repeats: int
     policies: tuple[str, ...]
-    kv_cache: str = "512MiB"
+    block: int
+    forced: int = 2
+    users: int = 4
+    max_running: int = 8
+    prompt_tokens: int = 64
+    output_tokens: int = 32
+    kv_cache: str = "192MiB"
+    horizon_s: float = SHORTEST_S
+    repeats: int = 20
+
+    @property
+    def cells(self) -> int:
+        """Policies times loads."""
+        return len(self.policies) * (len(self.shares) + 1)
+
+    @property
+    def runs(self) -> int:
+        """Runs of the engine in one repeat."""
+        return self.cells + self.forced * (len(self.shares) + 1)
+
+    def within(self, left_s: float) -> Plan:
+        """Return the plan with runs of such a length that its planned repeats fit into the time left."""
+        each_s = left_s / (PLANNED_REPEATS * self.runs) - SETTING_UP_S
+        return dataclasses.replace(self, horizon_s=round(min(max(each_s, SHORTEST_S), LONGEST_S), 1))
 
 
-def plan_of(quick: bool, block: int) -> Plan:
+def plan_of(quick: bool, block: int, minutes: float | None = None) -> Plan:
     """Return the whole plan, or a first look."""
     drafting = f"drafter: {DRAFTER}"
-    policies = (
+    policies: tuple[str, ...] = (
         "none",
         f"{{kind: mtp1, {drafting}}}",
         f"{{kind: fixed, k: {min(3, block)}, {drafting}}}",
         f"{{kind: dspark, confidence: raw, {drafting}}}",
         f"{{kind: dspark_async, confidence: raw, first_budget: 1, {drafting}}}",
     )
+    if quick:
+        policies = (policies[0], policies[2], policies[4])
     return Plan(
-        horizon_s=40.0 if quick else 150.0,
-        warmup_s=10.0 if quick else 30.0,
+        minutes=minutes if minutes is not None else QUICK_MINUTES if quick else MINUTES,
         shares=(0.5,) if quick else (0.25, 0.5, 0.85),
-        users=4,
-        max_running=8,
-        prompt_tokens=96,
-        output_tokens=64,
-        repeats=1 if quick else 2,
-        policies=(policies[0], policies[2], policies[4]) if quick else policies,
+        policies=policies,
+        block=block,
     )
 
 
-def scenario_text(plan: Plan, profile: Path, arrivals: str, seed: int) -> str:
+def forcing(budget: int) -> str:
+    """Return a policy that verifies so many draft tokens a request, in the mean, whatever the load."""
+    return f"{{kind: dspark_async, confidence: raw, lag: {FOREVER_STEPS}, first_budget: {budget}, drafter: {DRAFTER}}}"
+
+
+def budgets_around(chosen: float, block: int, count: int) -> list[int]:
+    """Return the ``count`` whole budgets of 0 to ``block`` nearest to what was chosen, its own rounded one left out."""
+    own = round(chosen)
+    return sorted(sorted((b for b in range(block + 1) if b != own), key=lambda b: (abs(b - chosen), b))[:count])
+
+
+def scenario_text(plan: Plan, profile: Path, arrivals: str, policies: Sequence[str], seed: int) -> str:
     """Return a scenario of the plan's sizes; paths are absolute, so that it may lie anywhere."""
     return f"""
 name: engine
 seed: {seed}
 horizon: {plan.horizon_s}s
-warmup: {plan.warmup_s}s
+warmup: {0.2 * plan.horizon_s}s
+cooldown: {0.1 * plan.horizon_s}s
 fleet:
   replicas: 1
   step_profile: {profile.resolve()}
@@ -106,7 +143,7 @@ fleet:
   max_running: {plan.max_running}
   max_batch_tokens: 256
   prefill: {{kind: chunked, chunk_tokens: 64}}
-policies: [{", ".join(plan.policies)}]
+policies: [{", ".join(policies)}]
 arrivals: {arrivals}
 lengths:
   prompt: {{kind: fixed, tokens: {plan.prompt_tokens}}}
@@ -115,110 +152,178 @@ domains: {{code: 0.4, math: 0.3, chat: 0.3}}
 """
 
 
-def work_of(plan: Plan, profile: Path, arrivals: str, seed: int) -> Work:
+def work_of(plan: Plan, profile: Path, arrivals: str, policies: Sequence[str], seed: int) -> Work:
     """Return a checked scenario, ready to run."""
-    document = parse_document(scenario_text(plan, profile, arrivals, seed), str(profile.parent / "engine.yaml"))
+    document = parse_document(scenario_text(plan, profile, arrivals, policies, seed), str(profile.parent / "e.yaml"))
     checked(document)
     return Work(document)
 
 
-def measured_profile(out: Path, quick: bool) -> Path:
-    """Measure this machine, once a folder; the table of the measuring is kept beside the profile."""
+def drafter_home() -> Path:
+    """Return the folder of the drafter: the one that ships, or the one that was trained here."""
+    from decoder.lab.targets import SHIPPED as SHIPPED_DRAFTERS
+
+    shipped = SHIPPED_DRAFTERS / TARGET / DRAFTER
+    home = shipped if shipped.is_dir() else TRAINED
+    if not home.is_dir():
+        training = f"python -m decoder.train --target {TARGET} --drafter {DRAFTER} --out {TRAINED}"
+        raise InputError(
+            Fault(f"no drafter was trained for {TARGET} yet: {training} (make lab does it all)", str(home))
+        )
+    return home
+
+
+def checked_bank(home: Path) -> Drafter:
+    """Return what the bank knows of the drafter; raises `InputError` unless it was recorded of these weights."""
+    from decoder.lab.targets import target_sha256
+
+    recording = f"python -m decoder.bank --target {TARGET} --drafter {DRAFTER}={home} --text written-t1-held_out"
+    if not BANK.exists():
+        raise InputError(Fault(f"no bank of {TARGET} was recorded yet: {recording}", str(BANK)))
+    drafters = load_profile(BANK).acceptance
+    if DRAFTER not in drafters:
+        raise InputError(Fault(f"knows no drafter '{DRAFTER}'; record it: {recording}", str(BANK), key="acceptance"))
+    weights = f"weights sha256 {target_sha256(home)[:16]}"
+    for domain, law in drafters[DRAFTER].domains.items():
+        if isinstance(law, Bank) and weights not in (law.provenance.note or ""):
+            key = f"acceptance.{DRAFTER}.domains.{domain}"
+            raise InputError(
+                Fault(f"is of other weights than {home}; record it again: {recording}", str(BANK), key=key)
+            )
+    return drafters[DRAFTER]
+
+
+def measured_profile(out: Path, home: Path, minutes: float) -> Path:
+    """Measure this machine; the table of the measuring is kept beside the profile."""
     from decoder import measure
 
     path = out / "profile.json"
-    if path.exists():
-        log.info("%s is there and is used; delete it to measure anew", path)
-        return path
-    options = ["--target", TARGET, "--drafter", DRAFTER, "--drafter-name", DRAFTER, "--requests", "1,2,4,8"]
-    options += ["--contexts", "64,160", "--prompts", "16,64", "--repeats", "3" if quick else "7"]
+    options = ["--target", TARGET, "--drafter", str(home), "--drafter-name", DRAFTER, "--requests", "1,2,4,8"]
+    options += ["--contexts", "48,112", "--prompts", "32,64", "--repeats", "12", "--steps", "2"]
+    options += ["--minutes", f"{minutes:g}", "--json", str(out / "profile_points.json")]
+    log.info("measuring step times, some %.1f minutes", minutes)
     with (out / "profile.txt").open("w", encoding="utf-8") as file, contextlib.redirect_stdout(file):
-        code = measure.main([*options, "--out", str(path), "--json", str(out / "profile_points.json")])
+        code = measure.main([*options, "--out", str(path)])
     if code:
         raise InputError(Fault("the machine could not be measured; the reason stands above", str(path)))
     return path
 
 
-def capacity_per_s(plan: Plan, profile: Path, seed: int) -> float:
-    """Return the requests per second that `none` finishes with every seat taken, simulated."""
-    work = work_of(plan, profile, f"{{kind: closed_loop, users: {plan.max_running}}}", seed)
+def loads_of(plan: Plan, profile: Path, seed: int) -> dict[str, str]:
+    """Return arrivals by load, lightest first: shares of what `none` finishes with every seat taken, then users."""
+    long = dataclasses.replace(plan, horizon_s=600.0)
+    assert plan.policies[0] == "none"
+    work = work_of(long, profile, f"{{kind: closed_loop, users: {plan.max_running}}}", plan.policies, seed)
     delivered = run_cell(work, Cell(0, None, 0)).metrics["output_tokens_per_s_per_gpu"]
     assert delivered is not None
-    return float(delivered) / (plan.output_tokens * math.exp(SIGMA**2 / 2))
+    capacity_per_s = float(delivered) / (plan.output_tokens * math.exp(SIGMA**2 / 2))
+    loads = {f"{share:.0%}": f"{{kind: poisson, rate_per_s: {share * capacity_per_s:.4f}}}" for share in plan.shares}
+    return {**loads, f"{plan.users} users": f"{{kind: closed_loop, users: {plan.users}}}"}
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A policy under a load: what was predicted, and what each of the engine's repeats gave."""
+@dataclass(slots=True)
+class Trial:
+    """What is served and predicted, load by load, repeat by repeat, until ``until_s`` on the clock ``now``.
 
-    load: str
-    policy: str
-    predicted: Metrics
-    observed: tuple[Metrics, ...]
+    Every policy meets every load once, whatever the limit. Budgets are forced, and repeats added, where the time
+    allows. ``pairs`` and ``forced`` are by load, then by policy; ``on_run`` is told after every run.
+    """
 
-    def values(self, name: str) -> list[float]:
-        """Return a metric of every repeat."""
-        return [float(value) for one in self.observed if (value := one[name]) is not None]
+    plan: Plan
+    profile: Path
+    plant: Plant
+    seed: int
+    until_s: float
+    now: Callable[[], float] = time.monotonic
+    on_run: Callable[[Trial], None] = lambda trial: None
+    pairs: dict[str, dict[str, Pair]] = field(default_factory=dict)
+    forced: dict[str, dict[str, Pair]] = field(default_factory=dict)
 
-    def error_percent(self, name: str) -> float | None:
-        """Return predicted over the mean of the repeats, less 1, in per cent; infinite where one of them never came."""
-        predicted, values = self.predicted[name], self.values(name)
-        if predicted is None or not values:
-            return None
-        seen = float(np.mean(values))
-        if math.isinf(predicted) or math.isinf(seen):
-            return 0.0 if predicted == seen else math.inf
-        return 100 * (float(predicted) / seen - 1)
+    def run(self, loads: Mapping[str, str]) -> None:
+        """Run all; loads and policies take turns, so that a machine that drifts does not favour one."""
+        took_s: dict[str, float] = {}
+        budgets: dict[str, list[int]] = {}
+        owed = self.plan.cells
+        for repeat in range(self.plan.repeats):
+            for load, arrivals in loads.items():
+                began_s = self.now()
+                if repeat and began_s + took_s[load] > self.until_s:
+                    return
+                pairs = self.pairs.setdefault(load, {})
+                for index in range(len(self.plan.policies)):
+                    self._serve(pairs, load, arrivals, self.plan.policies, index, repeat)
+                if repeat == 0:
+                    owed -= len(self.plan.policies)
+                    each_s = (self.now() - began_s) / len(self.plan.policies)
+                    # What was promised comes before what was not.
+                    spare_s = self.until_s - self.now() - owed * each_s
+                    count = int(min(self.plan.forced, max(spare_s / each_s, 0)))
+                    chosen = chosen_budget(pairs)
+                    budgets[load] = [] if chosen is None else budgets_around(chosen, self.plan.block, count)
+                forced = self.forced.setdefault(load, {})
+                for index, budget in enumerate(budgets[load]):
+                    policies = tuple(map(forcing, budgets[load]))
+                    self._serve(forced, load, arrivals, policies, index, repeat, f"budget {budget}")
+                took_s[load] = self.now() - began_s
 
-    def noise_percent(self, name: str) -> float:
-        """Return how far repeats lie from their mean, at most, in per cent; 0 for one repeat."""
-        values = np.array(self.values(name))
-        if values.size < 2 or bool(np.isinf(values).all()):
-            return 0.0
-        return math.inf if np.isinf(values).any() else 100 * float(np.abs(values / values.mean() - 1).max())
+    def _serve(
+        self,
+        to: dict[str, Pair],
+        load: str,
+        arrivals: str,
+        policies: Sequence[str],
+        index: int,
+        repeat: int,
+        name: str | None = None,
+    ) -> None:
+        from decoder.load import WallClock
+        from decoder.serve import serve_cell
+
+        work = work_of(self.plan, self.profile, arrivals, policies, self.seed)
+        cell, ready = Cell(index, None, repeat), prepare(work, None, repeat)
+        name = name or label_of(ready.scenario.policies[index])
+        log.info("%s, %s, repeat %d", load, name, repeat + 1)
+        pair = to.setdefault(name, Pair(load, name))
+        pair.observed.append(serve_cell(self.plant, ready, cell, work, clock=WallClock(skips_idle=True)).metrics)
+        pair.predicted.append(run_cell(work, cell).metrics)
+        self.on_run(self)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return every repeat of every run as plain data."""
+        by_load = [*self.pairs.values(), *self.forced.values()]
+        return [row for found in by_load for pair in found.values() for row in pair.rows()]
+
+
+def chosen_budget(pairs: Mapping[str, Pair]) -> float | None:
+    """Return the mean draft tokens that `dspark_async` had the engine verify of a request in a round."""
+    for name, pair in pairs.items():
+        if name.startswith("dspark_async"):
+            verified = pair.seen("verify_tokens_per_request")
+            return None if verified is None else verified - 1
+    return None
 
 
 def run(settings: Settings) -> Report:
     """Measure, serve, simulate, compare."""
-    if not BANK.exists():
-        raise InputError(Fault("no bank was recorded yet: python -m decoder.bank", str(BANK)))
-    bank = load_profile(BANK)
-    if DRAFTER not in bank.acceptance:
-        raise InputError(Fault(f"knows no drafter '{DRAFTER}'", str(BANK), key="acceptance"))
-    plan = plan_of(settings.quick, bank.acceptance[DRAFTER].trained_length)
-    profile = measured_profile(settings.out, settings.quick)
-    pairs = list(_pairs(plan, profile, settings.seed))
-    disturbed = load_profile(profile).disturbed
-    return report(plan, pairs, disturbed)
+    began_s = time.monotonic()
+    home = drafter_home()
+    plan = plan_of(settings.quick, checked_bank(home).trained_length, settings.minutes)
+    until_s = began_s + 60 * plan.minutes
+    plant = make_plant(home)
+    profile = measured_profile(settings.out, home, PROFILE_SHARE * plan.minutes)
+    loads = loads_of(plan, profile, settings.seed)
+    trial = Trial(plan.within(until_s - time.monotonic()), profile, plant, settings.seed, until_s)
+    # After every run: whoever stops the rung keeps what was measured.
+    trial.on_run = lambda one: write_json(one.rows(), settings.out / "runs.json")
+    trial.run(loads)
+    return make_report(trial, load_profile(profile), (time.monotonic() - began_s) / 60)
 
 
-def _pairs(plan: Plan, profile: Path, seed: int) -> Iterator[Pair]:
-    from decoder.serve import serve_cell
-
-    capacity = capacity_per_s(plan, profile, seed)
-    loads = {f"{share:.0%}": f"{{kind: poisson, rate_per_s: {share * capacity:.4f}}}" for share in plan.shares}
-    loads[f"{plan.users} users"] = f"{{kind: closed_loop, users: {plan.users}}}"
-    serving = _serving()
-    for load, arrivals in loads.items():
-        work = work_of(plan, profile, arrivals, seed)
-        ready = prepare(work, None, 0)
-        observed: dict[int, list[Metrics]] = {index: [] for index in range(len(plan.policies))}
-        for repeat in range(plan.repeats):
-            # Policies take turns, so that a machine that drifts does not favour one.
-            for index in observed:
-                policy = ready.scenario.policies[index]
-                log.info("%s, %s, repeat %d of %d", load, label_of(policy), repeat + 1, plan.repeats)
-                observed[index].append(serve_cell(serving, ready, Cell(index, None, 0), work).metrics)
-        for index, found in observed.items():
-            predicted = run_cell(work, Cell(index, None, 0)).metrics
-            yield Pair(load, label_of(ready.scenario.policies[index]), predicted, tuple(found))
-
-
-def _serving() -> Any:
+def make_plant(home: Path) -> Plant:
     """Return the target, the drafter and prompts that the engine serves with."""
     from decoder.checkpoint import load_drafter
     from decoder.lab.prompts import DOMAINS, load_documents
-    from decoder.lab.targets import drafter_folder, target_folder
+    from decoder.lab.targets import target_folder
     from decoder.lab.writing import make_prompt
     from decoder.load import Prompts
     from decoder.loading import load_tokenizer
@@ -226,8 +331,7 @@ def _serving() -> Any:
     from decoder.serve import Plant
     from decoder.target import load_target
 
-    folder, drafter = target_folder(TARGET), drafter_folder(DRAFTER, TARGET)
-    assert drafter is not None
+    folder = target_folder(TARGET)
     target, tokenizer = load_target(folder), load_tokenizer(folder)
     texts = {
         domain: [
@@ -236,106 +340,4 @@ def _serving() -> Any:
         ]
         for domain in DOMAINS
     }
-    return Plant(target, {DRAFTER: load_drafter(drafter, target)}, {}, Prompts(texts), Sampling())
-
-
-def report(plan: Plan, pairs: Sequence[Pair], disturbed: str | None) -> Report:
-    """Return the sections: every number, then what was decided."""
-    return Report((_numbers(plan, pairs, disturbed), _decisions(pairs)))
-
-
-def _numbers(plan: Plan, pairs: Sequence[Pair], disturbed: str | None) -> Section:
-    rows, checks = [], []
-    for pair in pairs:
-        for name, called, unit, factor, bound in COMPARED:
-            error, noise, values = pair.error_percent(name), pair.noise_percent(name), pair.values(name)
-            predicted = pair.predicted[name]
-            if error is None or predicted is None:
-                continue
-            limit = None if bound is None else max(bound, noise)
-            seen = float(np.mean(values))
-            checks.append(
-                Check(
-                    name=f"{pair.load}, {pair.policy}: {called}",
-                    predicted=float(predicted) * factor,
-                    observed=seen * factor,
-                    error=error,
-                    bound=limit,
-                    unit="%",
-                    holds=None if limit is None else abs(error) <= limit,
-                )
-            )
-            rows.append(
-                [
-                    pair.load,
-                    pair.policy,
-                    f"{called} ({unit})",
-                    f"{factor * float(predicted):.2f}",
-                    f"{factor * seen:.2f}",
-                    f"{error:+.1f}",
-                    f"{noise:.1f}",
-                ]
-            )
-    head = ("load", "policy", "metric", "predicted", "observed", "error %", "noise %")
-    lines = [
-        *said(
-            f"Fitted: step times, on this machine, before ({TARGET}, {DRAFTER}; profile.json); acceptance, a bank of "
-            f"held-out text. Predicted: everything below. Each cell ran {plan.repeats} times for {plan.horizon_s:g} s; "
-            "noise is how far its repeats lie from their mean. Loads are shares of what none delivers with every "
-            "seat taken, simulated."
-        ),
-        *(said(f"The profile is marked as disturbed: {disturbed}.") if disturbed else ()),
-        "",
-        *table(head, rows),
-    ]
-    return Section("The engine, predicted and observed", tuple(lines), tuple(checks))
-
-
-def _decisions(pairs: Sequence[Pair]) -> Section:
-    by_load: dict[str, list[Pair]] = {}
-    for pair in pairs:
-        by_load.setdefault(pair.load, []).append(pair)
-    rows, checks = [], []
-    for load, found in by_load.items():
-        seen = {pair.policy: float(np.mean(pair.values(_SPEED))) for pair in found if pair.values(_SPEED)}
-        told = {pair.policy: float(pair.predicted[_SPEED] or 0.0) for pair in found}
-        best, named = max(seen, key=_of(seen)), max(told, key=_of(told))
-        regret = 100 * (1 - seen[named] / seen[best])
-        rows.append([load, named, best, f"{regret:.1f}"])
-        checks.append(
-            Check(
-                name=f"{load}: regret of the policy that the simulator names",
-                predicted=None,
-                observed=None,
-                error=regret,
-                bound=None,
-                unit="%",
-                holds=None,
-            )
-        )
-        for pair in found:
-            budgets = pair.values("verify_tokens_per_request")
-            predicted = pair.predicted["verify_tokens_per_request"]
-            if pair.policy.startswith("dspark_async") and budgets and predicted is not None:
-                error = float(predicted) - float(np.mean(budgets))
-                checks.append(
-                    Check(
-                        name=f"{load}: verification budget of {pair.policy}",
-                        predicted=float(predicted),
-                        observed=float(np.mean(budgets)),
-                        error=error,
-                        bound=BUDGET_BOUND_TOKENS,
-                        unit="tokens",
-                        holds=abs(error) <= BUDGET_BOUND_TOKENS,
-                    )
-                )
-    head = ("load", "fastest, simulated", "fastest, engine", "regret %")
-    lines = [*said("By tokens/s/user at the median, at the same load."), "", *table(head, rows)]
-    return Section("What the simulator would have chosen", tuple(lines), tuple(checks))
-
-
-_SPEED = "user_tokens_per_s_p50"
-
-
-def _of(values: Mapping[str, float]) -> Any:
-    return lambda name: values[name]
+    return Plant(target, {DRAFTER: load_drafter(home, target)}, {}, Prompts(texts), Sampling())

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from profiles.recipes.sources import Shared
 from sim.table import aligned
+
+if TYPE_CHECKING:
+    from analysis.validate.closed_loop import Runner
 
 WIDTH = 118
 
@@ -59,12 +63,29 @@ class Section:
     checks: tuple[Check, ...] = ()
 
 
+Verdict = Literal["holds here", "holds in direction", "does not hold", "cannot be judged"]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim about DSpark, what is claimed, what we find and where, and the verdict; ``why`` where it is not plain."""
+
+    number: int
+    claim: str
+    claimed: str
+    ours: str
+    source: str
+    verdict: Verdict
+    why: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a rung found: sections in order, and the plots it wrote."""
+    """What a rung found: sections in order, the plots it wrote, and what it says of the twenty claims."""
 
     sections: tuple[Section, ...]
     plots: tuple[Path, ...] = ()
+    claims: tuple[Claim, ...] = ()
 
     def checks(self) -> list[Check]:
         """Return the checks of all sections."""
@@ -76,7 +97,9 @@ class Settings:
     """What every rung is given.
 
     ``quick``: fewer loads and shorter runs, for a first look. ``jobs``: processes at most. ``assume``: which of two
-    predictions is held to the bounds; both are shown.
+    predictions is held to the bounds; both are shown. ``minutes``: what a rung that runs against the clock may take;
+    None: its own default. ``run_cells``: what simulates the closed loops of ``paper`` (`closed_loop.run_cells` where
+    it is None); `kept` has one that remembers.
     """
 
     shared: Shared
@@ -85,6 +108,8 @@ class Settings:
     jobs: int = 1
     quick: bool = False
     assume: Literal["shipped", "refined"] = "shipped"
+    minutes: float | None = None
+    run_cells: Runner | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,3 +177,21 @@ def said(text: str) -> tuple[str, ...]:
 def failures(checks: Sequence[Check]) -> list[Check]:
     """Return the checks that do not hold."""
     return [check for check in checks if check.holds is False]
+
+
+def claims_section(claims: Sequence[Claim]) -> Section:
+    """Lay claims out as a table, and say why where a verdict is not plain."""
+    rows = [[f"{c.number:2d} {c.claim}", c.claimed, c.ours, c.source, c.verdict] for c in claims]
+    lines = [
+        *table(("claim", "claimed", "ours", "from", "verdict"), rows),
+        "",
+        counted(claims),
+        *(line for c in claims if c.why for line in said(f"{c.number}: {c.why}")),
+    ]
+    return Section("The twenty claims", tuple(lines))
+
+
+def counted(claims: Sequence[Claim]) -> str:
+    """Return how many claims have which verdict."""
+    counts = Counter(claim.verdict for claim in claims)
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in get_args(Verdict) if counts[verdict])

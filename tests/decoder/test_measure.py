@@ -6,9 +6,10 @@ import re
 import pytest
 import torch
 
+from decoder.journal import Journal
 from decoder.measure import main
 from decoder.shapes import SHAPES, make_shape
-from decoder.step_times import Point, Samples, fit, fit_prefill, grid, run_point, spread
+from decoder.step_times import Point, Samples, fit, fit_prefill, grid, loop_gaps_s, measure, run_point, spread
 from profiles.curves import draft_cost, step_cost
 from profiles.files import load_profile
 from sim.batching import Chunked
@@ -140,6 +141,7 @@ def test_graph_sizes_make_a_table_that_rounds_up(tmp_path):
         (["--contexts", "x"], r"--contexts: expected whole numbers with commas between \(got 'x'\)"),
         (["--contexts", "5000"], "--contexts: the target holds 4096 tokens; 5004 were asked for"),
         (["--lengths", "0,4"], r"--lengths: expected at most the drafter's block of 3 \(got 4\)"),
+        (["--minutes", "0"], r"--minutes: expected minutes above 0 \(got 0\)"),
         (["--repeats", "1"], r"--repeats: expected at least 3 \(got 1\)"),
         (["--graph-sizes", "4096"], "--graph-sizes: 4096 has no effect: no step exceeds 2048 tokens"),
         (["--drafter", "x"], "--drafter: has no effect with --shape"),
@@ -189,3 +191,47 @@ def test_shapes_are_those_of_the_published_drafters(shared_dir, size):
         "head_dim": shape.head_dim,
     }
     assert found == {key: raw[key] for key in found}
+
+
+class Seconds:
+    """A clock of which every look takes a second; writing a step down takes ``writing_s`` more."""
+
+    def __init__(self, writing_s=0.0):
+        self.now, self.writing_s = 0.0, writing_s
+
+    def __call__(self):
+        self.now += 1.0
+        return self.now
+
+    def journal(self):
+        clock = self
+
+        class Slow(Journal):
+            def stepped(self, row):
+                clock.now += clock.writing_s
+                super().stepped(row)
+
+        return Slow()
+
+
+@pytest.mark.parametrize("writing_s", (0.0, 7.0))
+def test_the_time_between_steps_is_what_the_driver_s_loop_takes(writing_s):
+    clock = Seconds(writing_s)
+    engine = engine_of(
+        transformer(), drafter_of("dspark_rnn"), Fixed(k=4), clock=clock, journal=clock.journal(), max_running=3
+    )
+    gaps_s = loop_gaps_s(engine, 3, 5)
+    # The first step reads the prompts and delivers a token; each later one delivers another.
+    assert len(gaps_s) == 5 - 1
+    # The loop looks at the clock once, and the next step begins with a look.
+    assert gaps_s.tolist() == pytest.approx([2.0 + writing_s] * 4)
+    assert engine.idle
+    assert engine.pool.free == engine.pool.blocks
+
+
+@pytest.mark.parametrize("limit_s, repeats", ((0.0, 3), (1e9, 6)))
+def test_repeats_that_would_end_too_late_are_left_out(limit_s, repeats):
+    engine = engine_of(transformer(), drafter_of("dspark_rnn"), Fixed(k=4), clock=Seconds())
+    point = Point(1, 0, 4)
+    found = measure(engine, [point], repeats=6, steps=2, limit_s=limit_s)
+    assert len(found[point].step_s) == 2 * repeats

@@ -1,36 +1,47 @@
 """The rung `engine`, whole, on a target so small that it tells nothing: that it runs, pairs like with like, sums up."""
 
 import dataclasses
+import json
 import math
 import shlex
 
+import numpy as np
 import pytest
 import torch
 
 from analysis.validate import engine as rung
+from analysis.validate.command import main
+from analysis.validate.engine_pairs import Pair, noise
+from analysis.validate.engine_report import COMPARED, make_report
 from decoder import measure
+from decoder.lab.targets import target_sha256
 from decoder.load import Prompts
 from decoder.sampling import Sampling
 from decoder.serve import Plant
 from decoder.shapes import SHAPES, make_shape
-from profiles.files import SHIPPED
+from profiles.errors import InputError
+from profiles.files import SHIPPED, load_profile, save_profile
+from sim.output import write_json
+
+STEPS = SHIPPED / "engines" / "qwen3_8b_h20.json"
 
 
-def test_it_runs_and_compares_like_with_like(tmp_path, monkeypatch):
-    # Acceptance of another drafter of the same block: what comes out is no judgement of the simulator.
+@pytest.fixture
+def acceptance(monkeypatch):
+    """Acceptance of another drafter of the same block: what comes out is no judgement of the simulator."""
     monkeypatch.setattr(rung, "BANK", SHIPPED / "paper" / "qwen3_8b.json")
+
+
+def test_it_runs_and_compares_like_with_like(tmp_path, acceptance):
     profile = tmp_path / "profile.json"
     grid = shlex.split("--requests 1,4 --lengths 0,7 --contexts 8,40 --prompts 8,32 --repeats 3 --steps 1")
     what = shlex.split("--shape toy --draft-length 7 --drafter-name dspark")
     assert measure.main([*what, *grid, "--out", str(profile)]) == 0
     target, drafter = make_shape(SHAPES["toy"], device=torch.device("cpu"), dtype=torch.float32, draft_length=7)
     prompts = Prompts({domain: [(1, 2, 3, 4)] for domain in ("code", "math", "chat")})
-    plant = Plant(target, {"dspark": drafter}, {}, prompts, Sampling())
-    monkeypatch.setattr(rung, "_serving", lambda: plant)
     plan = dataclasses.replace(
         rung.plan_of(quick=True, block=7),
         horizon_s=1.2,
-        warmup_s=0.1,
         prompt_tokens=8,
         output_tokens=6,
         users=2,
@@ -38,34 +49,107 @@ def test_it_runs_and_compares_like_with_like(tmp_path, monkeypatch):
         repeats=2,
         kv_cache="4MiB",
     )
-    pairs = list(rung._pairs(plan, profile, seed=1))
-    assert [pair.load for pair in pairs] == ["50%"] * 3 + ["2 users"] * 3
-    none = [pair for pair in pairs if pair.policy == "none"]
-    for pair in none:
-        assert len(pair.observed) == 2
-        assert pair.predicted["accepted_length"] == 1
-        assert all(one["accepted_length"] == 1 for one in pair.observed)
-        assert pair.error_percent("accepted_length") == 0
-    # The same arrivals on both sides.
-    assert none[0].predicted["arrived"] == none[0].observed[0]["arrived"] == none[0].observed[1]["arrived"]
-    report = rung.report(plan, pairs, "it was busy")
+    trial = rung.Trial(plan, profile, Plant(target, {"dspark": drafter}, {}, prompts, Sampling()), 1, math.inf)
+    trial.on_run = lambda one: write_json(one.rows(), tmp_path / "runs.json")
+    trial.run(rung.loads_of(plan, profile, seed=1))
+    assert [(load, len(pairs)) for load, pairs in trial.pairs.items()] == [("50%", 3), ("2 users", 3)]
+    for pairs in trial.pairs.values():
+        for pair in pairs.values():
+            assert len(pair.observed) == len(pair.predicted) == 2
+        none = pairs["none"]
+        assert none.told("accepted_length") == none.seen("accepted_length") == 1
+        assert none.error_percent("accepted_length") == 0
+    # A repeat has arrivals of its own, the same on both sides and under every policy.
+    open_loop = trial.pairs["50%"].values()
+    arrived = [[one["arrived"] for one in side] for pair in open_loop for side in (pair.predicted, pair.observed)]
+    assert all(each == arrived[0] for each in arrived)
+    # A forced budget is kept to, in the engine as in the simulator, wherever a text does not end sooner.
+    for forced in trial.forced.values():
+        assert len(forced) == 2
+        for name, pair in forced.items():
+            budget = 1 + int(name.removeprefix("budget "))
+            for side in (pair.predicted, pair.observed):
+                assert all(0.6 * budget < one["verify_tokens_per_request"] <= budget for one in side)
+    report = make_report(trial, load_profile(profile), minutes=0.1)
     text = "\n".join(line for section in report.sections for line in section.lines)
-    assert "marked as disturbed: it was busy" in text
-    names = [check.name for check in report.checks()]
-    assert "2 users, none: throughput" in names
-    assert any(name.startswith("50%: verification budget of dspark_async") for name in names)
-    fixed = next(
-        check for check in report.checks() if check.name.startswith("2 users, fixed") and "accepted" in check.name
-    )
+    assert "repeats: 2 at 50%, 2 at 2 users" in text
+    assert "For want of time" not in text
+    checks = {check.name: check for check in report.checks()}
+    assert "2 users, none: throughput" in checks
+    assert any(name.startswith("50%: verification budget of dspark_async") for name in checks)
+    assert sum("faster by, in throughput" in name for name in checks) == 4
+    fixed = next(check for name, check in checks.items() if name.startswith("2 users, fixed") and "accepted" in name)
     assert 1 < fixed.observed < 4
-    assert fixed.error == pytest.approx(100 * (fixed.predicted / fixed.observed - 1))
+    rows = json.loads((tmp_path / "runs.json").read_text())
+    assert len(rows) == 2 * (3 + 2) * 2
+    assert rows == json.loads(json.dumps(trial.rows()).replace("Infinity", '"inf"'))
 
 
-def pair(observed, predicted=10.0, policy="none", load="a"):
-    def metrics(value):
-        return {name: value for name, *_ in rung.COMPARED}
+class Hours:
+    """A clock by which a run of the engine takes an hour; ``ran``: load, policy and repeat of each."""
 
-    return rung.Pair(load, policy, metrics(predicted), tuple(metrics(value) for value in observed))
+    def __init__(self, monkeypatch, chosen=2.2):
+        self.now, self.ran, self.chosen = 0.0, [], chosen
+        monkeypatch.setattr(rung.Trial, "_serve", self.serve)
+
+    def serve(self, to, load, arrivals, policies, index, repeat, name=None):
+        self.now += 3600.0
+        name = name or policies[index].removeprefix("{kind: ").partition(",")[0]
+        self.ran.append((load, name, repeat))
+        pair = to.setdefault(name, Pair(load, name))
+        for side in (pair.predicted, pair.observed):
+            side.append({metric: 1 + self.chosen for metric, *_ in COMPARED})
+
+    def trial(self, hours, block=5):
+        trial = rung.Trial(rung.plan_of(True, block), STEPS, None, 0, 3600 * hours, lambda: self.now)
+        trial.run({"a": "-", "b": "-"})
+        return trial
+
+
+@pytest.mark.parametrize(
+    "hours, forced, repeats",
+    (
+        # Six runs are owed, whatever the limit.
+        (1, (0, 0), (1, 1)),
+        (6, (0, 0), (1, 1)),
+        (7, (1, 0), (1, 1)),
+        (10, (2, 2), (1, 1)),
+        (14.5, (2, 2), (1, 1)),
+        (15, (2, 2), (2, 1)),
+        (20, (2, 2), (2, 2)),
+    ),
+)
+def test_what_is_owed_comes_first_and_what_fits_follows(monkeypatch, hours, forced, repeats):
+    clock = Hours(monkeypatch)
+    trial = clock.trial(hours)
+    assert tuple(len(trial.forced[load]) for load in "ab") == forced
+    assert tuple(len(trial.pairs[load]["none"].observed) for load in "ab") == repeats
+    assert clock.now <= 3600 * max(hours, 6)
+    # What was left out is said.
+    text = "\n".join(make_report(trial, load_profile(STEPS), 1.0).sections[2].lines)
+    assert ("For want of time fewer were forced at" in text) is (forced != (2, 2))
+
+
+@pytest.mark.parametrize(
+    "chosen, budgets", ((2.2, [1, 3]), (2.6, [2, 4]), (0.1, [1, 2]), (0.0, [1, 2]), (5.0, [3, 4]), (4.4, [3, 5]))
+)
+def test_forced_budgets_lie_around_the_chosen_one(chosen, budgets):
+    assert rung.budgets_around(chosen, 5, 2) == budgets
+
+
+def metrics(value):
+    return {name: value for name, *_ in COMPARED}
+
+
+def reported(monkeypatch, *pairs, forced=()):
+    trial = Hours(monkeypatch).trial(1)
+    trial.pairs, trial.forced = {}, {}
+    for to, found in ((trial.pairs, pairs), (trial.forced, forced)):
+        for policy, predicted, observed in found:
+            pair = Pair("a", policy, [metrics(predicted)] * len(observed), [metrics(value) for value in observed])
+            to.setdefault("a", {})[policy] = pair
+    report = make_report(trial, load_profile(STEPS), 1.0)
+    return {check.name: check for check in report.checks()}
 
 
 @pytest.mark.parametrize(
@@ -79,22 +163,91 @@ def pair(observed, predicted=10.0, policy="none", load="a"):
         ((10.0, math.inf), True),
     ),
 )
-def test_an_error_within_bound_or_noise_holds(observed, holds):
-    plan = rung.plan_of(quick=False, block=5)
-    checks = {check.name: check for check in rung.report(plan, [pair(observed)], None).checks()}
+def test_an_error_within_bound_or_noise_holds(monkeypatch, observed, holds):
+    checks = reported(monkeypatch, ("none", 10.0, observed))
     assert checks["a, none: throughput"].holds is holds
     assert checks["a, none: TTFT p99"].holds is None
 
 
-def test_regret_is_what_following_the_simulator_costs():
-    pairs = [pair((10.0,), 12.0, "x"), pair((20.0,), 11.0, "y")]
-    (regret,) = [check for check in rung.report(rung.plan_of(True, 5), pairs, None).checks() if "regret" in check.name]
+def test_regret_is_what_following_the_simulator_costs(monkeypatch):
+    checks = reported(monkeypatch, ("x", 12.0, (10.0,)), ("y", 11.0, (20.0,)))
+    (regret,) = [check for name, check in checks.items() if "regret" in name]
     assert regret.error == pytest.approx(50)
 
 
-def test_scenarios_of_the_whole_plan_are_valid(monkeypatch):
-    monkeypatch.setattr(rung, "BANK", SHIPPED / "paper" / "qwen3_8b.json")
+@pytest.mark.parametrize(
+    "observed, holds",
+    (((12.0, 12.1), False), ((9.0, 9.1), True), ((9.0, 13.0), True), ((12.0,), None)),
+)
+def test_a_forced_budget_refutes_only_where_it_is_faster_by_more_than_noise(monkeypatch, observed, holds):
+    own = ("dspark_async", 10.0, (10.0, 10.0)[: len(observed)])
+    checks = reported(monkeypatch, own, forced=(("budget 1", 10.0, observed),))
+    assert checks["a, budget 1: faster by, in throughput"].holds is holds
+
+
+def test_noise_is_the_interval_of_a_mean():
+    """In so many of a hundred cases as said, the mean of repeats strays from the truth by more."""
+    rng = np.random.default_rng(1)
+    strayed = []
+    for _ in range(2000):
+        samples = rng.normal(0.0, 3.0, (4, 3))
+        strayed.append(abs(samples[0].mean()) > noise(samples.tolist()))
+    assert 0.03 < np.mean(strayed) < 0.07
+    assert noise([[1.0], [2.0]]) is None
+    assert noise([[1.0, 1.0], [3.0]]) == 0
+
+
+def test_scenarios_of_the_whole_plan_are_valid(acceptance):
     for quick in (False, True):
         plan = rung.plan_of(quick, block=7)
-        work = rung.work_of(plan, SHIPPED / "engines" / "qwen3_8b_h20.json", "{kind: closed_loop, users: 2}", 0)
-        assert len(work.cells()) == len(plan.policies)
+        policies = [*plan.policies, *map(rung.forcing, range(8))]
+        work = rung.work_of(plan, STEPS, "{kind: closed_loop, users: 2}", policies, 0)
+        assert len(work.cells()) == len(policies)
+
+
+def test_runs_are_as_long_as_the_time_allows():
+    plan = rung.plan_of(quick=False, block=5)
+    assert plan.within(0.0).horizon_s == rung.SHORTEST_S
+    assert plan.within(1e6).horizon_s == rung.LONGEST_S
+    half = plan.within(1000.0)
+    assert rung.PLANNED_REPEATS * half.runs * (half.horizon_s + rung.SETTING_UP_S) == pytest.approx(1000, rel=0.01)
+
+
+def test_a_bank_that_is_missing_or_of_other_weights_is_refused(tmp_path, monkeypatch):
+    home = tmp_path / "drafter"
+    home.mkdir()
+    (home / "model.safetensors").write_bytes(b"weights")
+    monkeypatch.setattr(rung, "BANK", tmp_path / "bank.json")
+    with pytest.raises(InputError, match=r"no bank of smollm2 was recorded yet: python -m decoder\.bank --"):
+        rung.checked_bank(home)
+    profile = load_profile(SHIPPED / "paper" / "qwen3_8b.json")
+    law = next(iter(profile.acceptance["dspark"].domains.values()))
+
+    def recorded(digest, name="dspark"):
+        told = law.survival.provenance.model_copy(update={"note": f"drafter dspark, weights sha256 {digest}; x"})
+        bank = {"kind": "bank", "file": "b.npz", "sha256": "0" * 64, "provenance": told.model_dump()}
+        drafter = {"kind": "block", "trained_length": 5, "domains": {"code": bank}}
+        document = {**profile.model_dump(mode="json", exclude_none=True), "acceptance": {name: drafter}}
+        save_profile(type(profile).model_validate(document), tmp_path / "bank.json")
+
+    recorded(target_sha256(home)[:16])
+    assert rung.checked_bank(home).trained_length == 5
+    recorded("0" * 16)
+    with pytest.raises(InputError, match=r"domains\.code: is of other weights than .*; record it again: python"):
+        rung.checked_bank(home)
+    recorded("0" * 16, "mtp")
+    with pytest.raises(InputError, match=r"knows no drafter 'dspark'; record it: python -m decoder\.bank"):
+        rung.checked_bank(home)
+
+
+def test_a_drafter_that_was_never_trained_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(rung, "TRAINED", tmp_path / "dspark")
+    monkeypatch.setattr("decoder.lab.targets.SHIPPED", tmp_path)
+    with pytest.raises(InputError, match=r"no drafter was trained for smollm2 yet: python -m decoder\.train"):
+        rung.drafter_home()
+
+
+@pytest.mark.parametrize("minutes", ("0", "-1", "inf", "nan"))
+def test_minutes_are_a_time(minutes):
+    with pytest.raises(InputError, match="--minutes: expected minutes above 0"):
+        main(["engine", "--minutes", minutes])
