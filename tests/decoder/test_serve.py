@@ -10,6 +10,7 @@ import pytest
 from decoder.checkpoint import save_net
 from decoder.serve import main
 from sim.records import REQUEST_COLUMNS, STEP_COLUMNS
+from sim.run import main as simulate
 from tests.decoder.engines import drafter_of, transformer
 
 SCENARIO = """
@@ -94,3 +95,39 @@ def test_a_drafter_that_policies_need_must_be_given(made, tmp_path, capsys):
     given.remove("--drafter")
     assert main(given) == 2
     assert "--drafter: policies draft with 'dflash'; given: none" in capsys.readouterr().err
+
+
+def test_what_preemption_costs_is_what_the_simulator_says(made, tmp_path, capsys):
+    """The same rows in all, a preempted request's last token being read a step later.
+
+    The simulator reads all tokens of a preempted request again and draws the next one from the last. The engine must
+    not draw there: the next token would have been judged against a draft, and the text would show that its request was
+    preempted. So it reads all tokens but the last, which is the first row of the round that follows.
+    """
+    (tmp_path / "two.csv").write_text("arrived_s,prompt_tokens,output_tokens\n0,6,14\n0,6,14\n")
+    scenario = SCENARIO.replace("  acceptance_profile: paper/qwen3_8b\n", "").replace("64KiB", "1792B")
+    head, _, tail = scenario.partition("policies:")
+    assert tail
+    text = f"{head}policies: [none]\narrivals: {{kind: replay, path: two.csv, ties: keep}}\n"
+    (tmp_path / "lab.yaml").write_text(text.replace("horizon: 1500ms", "horizon: 60s"))
+    file = str(tmp_path / "lab.yaml")
+    more = ["--target", str(made / "target"), "--prompts", str(made / "prompts.jsonl"), "--out"]
+    assert main([file, *more, str(tmp_path / "engine")]) == 0
+    assert simulate([file, "--out", str(tmp_path / "simulated")]) == 0
+    capsys.readouterr()
+    found = []
+    for name in ("engine", "simulated"):
+        home = tmp_path / name / "none"
+        requests, steps = (pq.read_table(home / f"{rows}.parquet") for rows in ("requests", "steps"))
+        assert requests["output_tokens"].to_pylist() == [14, 14]
+        assert requests["preemptions"].to_pylist() == [0, 1]
+        found.append({column: np.array(steps[column]) for column in ("prompt_tokens", "batch_tokens", "output_tokens")})
+    ours, theirs = found
+    # Nothing differs but the step of the return, and the one row that goes over to the next.
+    assert ours["prompt_tokens"].sum() == theirs["prompt_tokens"].sum() - 1
+    assert ours["batch_tokens"].sum() == theirs["batch_tokens"].sum() + 1
+    differ = np.flatnonzero(ours["prompt_tokens"][: theirs["prompt_tokens"].size] != theirs["prompt_tokens"])
+    assert differ.size == 1
+    back = differ[0]
+    assert ours["output_tokens"][back] == theirs["output_tokens"][back] - 1
+    assert len(ours["prompt_tokens"]) == len(theirs["prompt_tokens"]) + 1
