@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,7 +71,7 @@ class Steady:
     ``requests``: mean number decoding, over time. ``user_tokens_per_s``: tokens over request seconds, as throughput
     over requests is. ``verify_tokens``: tokens a request verifies in a step, bonus included. ``accepted_length``:
     tokens of a round. ``draft_ratio``: share of time spent drafting. ``outside_ratio``: share of steps whose batch the
-    profile did not measure. ``batch_tokens``: of every step.
+    profile did not measure. ``batch_p10``, ``batch_p50``, ``batch_p90``: percentiles of a step's tokens.
     """
 
     requests: float
@@ -80,7 +80,9 @@ class Steady:
     accepted_length: float
     draft_ratio: float
     outside_ratio: float
-    batch_tokens: Ints
+    batch_p10: float
+    batch_p50: float
+    batch_p90: float
 
     @property
     def step_s(self) -> float:
@@ -146,6 +148,7 @@ def run_cell(cell: Cell) -> Steady:
     step = {name: column[after] for name, column in result.steps.items()}
     total = {name: float(column.sum()) for name, column in step.items()}
     decoded = total["output_tokens"] - total["first_tokens"]
+    p10, p50, p90 = map(float, np.percentile(step["batch_tokens"], (10, 50, 90)))
     return Steady(
         requests=total["decoding_s"] / total["busy_s"],
         user_tokens_per_s=decoded / total["decoding_s"],
@@ -153,7 +156,9 @@ def run_cell(cell: Cell) -> Steady:
         accepted_length=decoded / total["decoding"],
         draft_ratio=total["draft_s"] / total["busy_s"],
         outside_ratio=total["outside_steps"] / total["steps"],
-        batch_tokens=step["batch_tokens"],
+        batch_p10=p10,
+        batch_p50=p50,
+        batch_p90=p90,
     )
 
 
@@ -177,3 +182,7 @@ def run_cells(cells: Sequence[Cell], jobs: int, what: str) -> list[Steady]:
                 for future in futures:
                     future.cancel()
             return [future.result() for future in futures]
+
+
+#: Simulates cells, on up to so many processes, for what: `run_cells`, or one that keeps what they gave (`kept`).
+Runner = Callable[[Sequence[Cell], int, str], list[Steady]]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.validate.closed_loop import Cell, build_engine, run_cells
+from analysis.validate.closed_loop import Cell, Runner, build_engine, run_cells
 from analysis.validate.published import MODELS, PLATEAUS, Cloud, batch_cloud
 from analysis.validate.rungs import Check, Section, compare, said, table
 from profiles.recipes.b300 import build_b300
@@ -74,7 +74,7 @@ class Jagged:
     clouds: dict[Model, Cloud]
 
 
-def simulate_jagged(shared: Shared, *, seed: int, jobs: int, quick: bool) -> Jagged:
+def simulate_jagged(shared: Shared, *, seed: int, jobs: int, quick: bool, run: Runner = run_cells) -> Jagged:
     """Run both policies on the table measured on 4 x B300, up to its graph limit."""
     profile = build_b300(shared)
     loads = QUICK_LOADS if quick else LOADS
@@ -89,18 +89,16 @@ def simulate_jagged(shared: Shared, *, seed: int, jobs: int, quick: bool) -> Jag
         for policy in POLICIES.values()
         for load in loads
     ]
-    runs = iter(run_cells(cells, jobs, "plateaus"))
+    runs = iter(run(cells, jobs, "plateaus"))
     pinned = {}
     for name in POLICIES:
         own = [next(runs) for _ in loads]
-        p10, median, p90 = np.array([np.percentile(run.batch_tokens, (10, 50, 90)) for run in own]).T
         pinned[name] = Pinned(
             np.array(loads, np.float64),
-            p10,
-            median,
-            p90,
-            np.array([run.verify_tokens for run in own]),
-            np.array([run.user_tokens_per_s for run in own]),
+            *(
+                np.array([getattr(one, value) for one in own])
+                for value in ("batch_p10", "batch_p50", "batch_p90", "verify_tokens", "user_tokens_per_s")
+            ),
         )
     assert profile.step_time is not None
     verify = profile.step_time.verify

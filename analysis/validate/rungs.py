@@ -99,7 +99,7 @@ class Settings:
     ``quick``: fewer loads and shorter runs, for a first look. ``jobs``: processes at most. ``assume``: which of two
     predictions is held to the bounds; both are shown. ``minutes``: what a rung that runs against the clock may take;
     None: its own default. ``run_cells``: what simulates the closed loops of ``paper`` (`closed_loop.run_cells` where
-    it is None); `kept` has one that remembers.
+    it is None); `kept` has one that remembers. ``draw``: whether ``paper`` and ``engines`` draw their plots.
     """
 
     shared: Shared
@@ -110,6 +110,7 @@ class Settings:
     assume: Literal["shipped", "refined"] = "shipped"
     minutes: float | None = None
     run_cells: Runner | None = None
+    draw: bool = True
 
 
 @dataclass(frozen=True, slots=True)

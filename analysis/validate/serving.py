@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from analysis.validate.closed_loop import OUTPUT_TOKENS, Cell, Steady, build_engine, run_cells
+from analysis.validate.closed_loop import OUTPUT_TOKENS, Cell, Runner, Steady, build_engine, run_cells
 from analysis.validate.published import Curve
 from profiles.recipes.b300 import fit_draft_line, flash_survival, read_draft_s, read_verify_s
 from profiles.recipes.confidence import read_fit
@@ -244,7 +244,9 @@ class Request:
     output_tokens: int = OUTPUT_TOKENS
 
 
-def predict(shared: Shared, asked: Sequence[Request], *, seed: int, jobs: int, what: str) -> list[Pair]:
+def predict(
+    shared: Shared, asked: Sequence[Request], *, seed: int, jobs: int, what: str, run: Runner = run_cells
+) -> list[Pair]:
     """Simulate everything that is asked for, all runs in one pool."""
     cells: list[Cell] = []
     for one in asked:
@@ -265,7 +267,7 @@ def predict(shared: Shared, asked: Sequence[Request], *, seed: int, jobs: int, w
                 )
                 for load in loads
             ]
-    runs = iter(run_cells(cells, jobs, what))
+    runs = iter(run(cells, jobs, what))
     return [
         Pair(
             Prediction(one.model, tuple(next(runs) for _ in one.mtp_loads)),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.validate.closed_loop import OUTPUT_TOKENS, TOKENS
+from analysis.validate.closed_loop import OUTPUT_TOKENS, TOKENS, Runner, run_cells
 from analysis.validate.published import (
     LENIENT,
     MODELS,
@@ -157,7 +157,7 @@ class Outcome:
     sensitivities: dict[Model, dict[str, Pair]]
 
 
-def simulate_all(shared: Shared, *, seed: int, jobs: int, quick: bool) -> Outcome:
+def simulate_all(shared: Shared, *, seed: int, jobs: int, quick: bool, run: Runner = run_cells) -> Outcome:
     """Simulate both models under both variants, and every sensitivity."""
     loads, mtp_loads = (QUICK_LOADS, QUICK_LOADS) if quick else (LOADS, MTP_LOADS)
     tokens, output_tokens = (QUICK_TOKENS, 64) if quick else (TOKENS, OUTPUT_TOKENS)
@@ -174,7 +174,7 @@ def simulate_all(shared: Shared, *, seed: int, jobs: int, quick: bool) -> Outcom
         for model in MODELS
         for name in names
     ]
-    found = iter(predict(shared, [*full, *some], seed=seed, jobs=jobs, what="figures 7 and 8"))
+    found = iter(predict(shared, [*full, *some], seed=seed, jobs=jobs, what="figures 7 and 8", run=run))
     pairs = {model: {name: next(found) for name in VARIANTS} for model in MODELS}
     sensitivities = {model: {name: next(found) for name in names} for model in MODELS}
     return Outcome({model: read_seen(shared, model) for model in MODELS}, pairs, sensitivities)

@@ -1,10 +1,8 @@
 import dataclasses
-import json
 
 import numpy as np
 import pytest
 
-from analysis.validate.document import DOCS, checks_of, committed, differences, main, page_of, write_page, write_part
 from analysis.validate.engines_aic import (
     START,
     START_SD,
@@ -18,13 +16,10 @@ from analysis.validate.engines_aic import (
     twins,
 )
 from analysis.validate.engines_cells import Loop, errors_percent, simulate_loop
-from analysis.validate.engines_dcut import fixed_blocks, fixed_section, published_length
+from analysis.validate.engines_dcut import fixed_blocks, published_length
 from analysis.validate.engines_flash import Steps, bisect, losing, pays
 from analysis.validate.engines_logs import FITTED_SHARE, RUNS, at_seconds, read_run, run_section
-from analysis.validate.rungs import RUNGS as RUNGS_BY_NAME
-from analysis.validate.rungs import Report, Section, compare, summarize
 from profiles.recipes.sources import Shared
-from sim.errors import InputError
 
 POINTS = np.array([[n, p, o, 0.0, 0.0] for n in (4, 16, 64) for p, o in ((1024, 1024), (1024, 8192), (8192, 1024))])
 
@@ -158,73 +153,3 @@ def test_the_start_of_a_run_predicts_the_rest(shared, tmp_path):
     assert abs(errors["Llama-3.1-8B, TTFT median"]) < 5
     slower = dataclasses.replace(run, fit=dataclasses.replace(run.fit, cost_s={**run.fit.cost_s, "batch_token": 3e-4}))
     assert any(check.holds is False for check in run_section(slower, tmp_path, 0).checks)
-
-
-# ------------------------------------------------------------------------------------------------------------- the page
-
-
-def report():
-    checks = (compare("near", 1.0, 1.0, "s", 0.1), summarize("far", 9.0, "%", 5.0))
-    return Report((Section("One", ("some words",), checks),))
-
-
-def test_a_page_is_what_was_printed(tmp_path):
-    write_part(tmp_path, "paper", report(), 3)
-    write_page(tmp_path)
-    page = (tmp_path / "validation.md").read_text()
-    assert "some words" in page
-    assert "| [paper](#paper) | 1 of 2 |" in page
-    assert "missed: far: +9 %, bound 5" in page
-    assert page == page_of([json.loads((tmp_path / "validation" / "paper.json").read_text())])
-
-
-def test_differences_name_what_changed(tmp_path):
-    write_part(tmp_path, "paper", report(), 0)
-    before = committed(tmp_path, "paper")
-    assert differences(before, checks_of(report())) == []
-    moved = [dict(before[0], predicted=1.5), dict(before[1], name="new")]
-    assert differences(before, moved) == [
-        "far: committed, but no longer reported",
-        "near: predicted is 1.5, committed 1.0",
-        "new: not committed",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["papper"], "RUNG: unknown rung 'papper'; known: paper"),
-        (["--docs", "nowhere"], "nowhere: no such folder"),
-    ],
-)
-def test_bad_options(options, message):
-    with pytest.raises(InputError, match=message):
-        main(options)
-
-
-def test_a_broken_file_of_checks_names_the_command(tmp_path):
-    (tmp_path / "validation").mkdir()
-    (tmp_path / "validation" / "paper.json").write_text("{")
-    with pytest.raises(InputError, match=r"paper\.json: no checks to read .*analysis\.validate\.document paper"):
-        committed(tmp_path, "paper")
-
-
-def test_the_committed_page_is_that_of_the_committed_parts():
-    parts = [
-        json.loads(path.read_text(encoding="utf-8"))
-        for name in RUNGS_BY_NAME
-        if (path := DOCS / "validation" / f"{name}.json").exists()
-    ]
-    assert parts
-    assert (DOCS / "validation.md").read_text(encoding="utf-8") == page_of(parts)
-
-
-def test_committed_numbers_are_those_of_the_code(shared, tmp_path):
-    """The parts that are quick; ``python -m analysis.validate.document --check`` runs all of them."""
-    now = [
-        check
-        for section in (fixed_section(shared), run_section(read_run(shared, "Llama-3.1-8B"), tmp_path, 0))
-        for check in checks_of(Report((section,)))
-    ]
-    names = {check["name"] for check in now}
-    assert differences([one for one in committed(DOCS, "engines") if one["name"] in names], now) == []

@@ -126,7 +126,7 @@ def test_pros_draft_pass_goes_with_a_layer_of_its_target(shared):
 
 
 def test_between_loads_time_per_token_is_straight():
-    steady = Steady(10.0, 100.0, 6.0, 3.0, 0.0, 0.0, np.zeros(0, np.int64))
+    steady = Steady(10.0, 100.0, 6.0, 3.0, 0.0, 0.0, 60.0, 60.0, 60.0)
     slower = dataclasses.replace(steady, requests=30.0, user_tokens_per_s=50.0, verify_tokens=4.0)
     line = Prediction("V4-Flash", (steady, slower))
     assert float(line.at("user_tokens_per_s", 20.0)) == pytest.approx(1 / 0.015)
