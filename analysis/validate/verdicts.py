@@ -293,7 +293,7 @@ def latency(claim: Claim, found: Found) -> Claim:
         return _with(claim, why=f"one stream of the lab: not measured yet ({COMMANDS['lab']})")
     (row,) = rows
     low, high = row.interval
-    by_lab: Verdict = "holds in direction" if low > 1 else "does not hold" if high < 1 else "cannot be judged"
+    by_lab: Verdict = "holds in direction" if low > 1 else "does not hold" if high < 1 else claim.verdict
     return _with(
         claim,
         ours=f"{claim.ours}; one stream of the lab {row.ours}x",
