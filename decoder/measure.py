@@ -223,6 +223,14 @@ def _check(options: argparse.Namespace, numbers: dict[str, list[int]]) -> None:
 
 
 def _models(options: argparse.Namespace, device: Any) -> tuple[HfTarget, Drafter | None]:
+    from decoder.packed import pack_models
+
+    target, drafter = _loaded(options, device)
+    pack_models(target, drafter)
+    return target, drafter
+
+
+def _loaded(options: argparse.Namespace, device: Any) -> tuple[HfTarget, Drafter | None]:
     from decoder.loading import TORCH_DTYPES
 
     dtype = TORCH_DTYPES[options.dtype]

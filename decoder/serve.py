@@ -164,6 +164,7 @@ def _plant(options: argparse.Namespace, scenario: Scenario, domains: Sequence[st
     from decoder.checkpoint import load_drafter
     from decoder.lab.targets import target_folder
     from decoder.loading import TORCH_DTYPES, check_device
+    from decoder.packed import pack_models
     from decoder.sampling import Sampling
     from decoder.target import load_target
 
@@ -192,6 +193,8 @@ def _plant(options: argparse.Namespace, scenario: Scenario, domains: Sequence[st
     drafters = {
         name: load_drafter(path, target, device=device, dtype=dtype) for name, path in folders.items() if name in wanted
     }
+    for drafter in (None, *drafters.values()):
+        pack_models(target, drafter)
     prompts = _prompts(options, target, folder, domains)
     sizes = [int(part) for part in options.graph_sizes.split(",")] if options.graph_sizes else []
     return Plant(target, drafters, temperatures, prompts, sampling, sizes)

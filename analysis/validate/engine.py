@@ -327,12 +327,16 @@ def make_plant(home: Path) -> Plant:
     from decoder.lab.writing import make_prompt
     from decoder.load import Prompts
     from decoder.loading import load_tokenizer
+    from decoder.packed import pack_models
     from decoder.sampling import Sampling
     from decoder.serve import Plant
     from decoder.target import load_target
 
     folder = target_folder(TARGET)
     target, tokenizer = load_target(folder), load_tokenizer(folder)
+    drafter = load_drafter(home, target)
+    # As in the engine whose steps are measured.
+    pack_models(target, drafter)
     texts = {
         domain: [
             make_prompt(document, tokenizer, "written").token_ids
@@ -340,4 +344,4 @@ def make_plant(home: Path) -> Plant:
         ]
         for domain in DOMAINS
     }
-    return Plant(target, {DRAFTER: load_drafter(home, target)}, {}, Prompts(texts), Sampling())
+    return Plant(target, {DRAFTER: drafter}, {}, Prompts(texts), Sampling())

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from decoder.journal import Journal
-from decoder.measure import main
+from decoder.measure import _models, main, make_parser
+from decoder.packed import PackedLinear, can_pack
 from decoder.shapes import SHAPES, make_shape
 from decoder.step_times import Point, Samples, fit, fit_prefill, grid, loop_gaps_s, measure, run_point, spread
 from profiles.curves import draft_cost, step_cost
@@ -117,6 +118,15 @@ def test_a_profile_is_written_that_the_simulator_reads(tmp_path, capsys):
     assert all(point["target_s"] > 0 for point in report["points"])
     assert report["roofline"]["copy_bytes_per_s"] > 0
     assert "parts against measured steps" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not can_pack(), reason="no kernel for packed weights here")
+def test_steps_are_timed_on_packed_weights():
+    target, drafter = _models(make_parser().parse_args([*TOY, "--out", "x.json"]), torch.device("cpu"))
+    for model in (target.model, drafter.net):
+        kinds = {type(module) for module in model.modules()}
+        assert PackedLinear in kinds
+        assert torch.nn.Linear not in kinds
 
 
 def test_a_disturbed_machine_is_marked(tmp_path):
