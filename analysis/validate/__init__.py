@@ -6,5 +6,6 @@ reads the paper's figures, `offline` predicts figures 4 to 6, `closed_loop` simu
 batches, `claims` judges what is said about DSpark; `plots` draws. `lab` is another: what `lab_data` reads of recorded
 banks, judged in `lab_claims`, laid out in `lab_figures`. `law` holds a fitted law against the bank it was fitted to.
 `engines` holds other people's engines against it: `engines_logs`, `engines_dcut`, `engines_flash`, `engines_aic`, all
-through `engines_cells`. `document` writes `docs/validation.md` from what rungs print, and checks it.
+through `engines_cells`; `engines_plots` draws. `document` writes `docs/validation.md` from what rungs print, and checks
+it: `kept` spares it to simulate what was simulated, `verdicts` judges the claims from all rungs together.
 """

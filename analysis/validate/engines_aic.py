@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from analysis.validate.engines_cells import Loop, errors_percent, simulate_loop
-from analysis.validate.rungs import Check, Section, Settings, said, summarize, table
+from analysis.validate.engines_plots import draw_setups
+from analysis.validate.rungs import Check, Report, Section, Settings, said, summarize, table
 from profiles.errors import ProfileError
 from profiles.files import save_profile
 from profiles.fitting.closed_loop import ClosedLoopFit, fit_closed_loop
@@ -312,7 +313,7 @@ def cause_of(left: LeftOut) -> str:
     return "level differs between lengths: other settings, or speculation (not stated in the data)"
 
 
-def aic_sections(settings: Settings) -> list[Section]:
+def aic_report(settings: Settings) -> Report:
     """Score in-sample, left-out lengths and left-out loads, and list the series that fail."""
     series = read_series(settings.shared)
     asked = series[::QUICK_EVERY] if settings.quick else series
@@ -395,10 +396,11 @@ def aic_sections(settings: Settings) -> list[Section]:
         "",
         *table(("series", "lengths", "median error %", "likely cause"), failing),
     ]
-    return [
+    sections = (
         Section("(iv) Closed loops of 95 setups: left out and predicted", tuple(lines), tuple(checks)),
         Section("(iv) The series that fail", tuple(failed)),
-    ]
+    )
+    return Report(sections, tuple(draw_setups(asked, alone, left, settings.out)) if settings.draw else ())
 
 
 def _median(errors: Floats) -> float:

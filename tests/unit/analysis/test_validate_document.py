@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from analysis.validate import document
+from analysis.validate import document, verdicts
 from analysis.validate.closed_loop import Cell, build_engine
 from analysis.validate.document import (
     DOCS,
@@ -23,6 +23,7 @@ from profiles.recipes.serving import build_serving
 from profiles.recipes.sources import Shared
 from sim.errors import InputError
 from sim.verify import Fixed
+from tests.helpers.banks import made_bank, save_banks
 
 
 def report():
@@ -79,6 +80,32 @@ def test_a_check_says_which_number_and_which_claim_moved(tmp_path, monkeypatch, 
     out = capsys.readouterr().out
     assert "paper: near: predicted is 1.05, committed 1.0" in out
     assert "paper: claim 13 is another" in out
+
+
+def test_the_lab_is_kept_as_its_claims_and_judges(tmp_path, monkeypatch, capsys):
+    laws = {"dspark": [0.8, 0.8, 0.8], "dflash": [0.7, 0.3, 0.1]}
+    banks = {name: {"code": made_bank(means, seed=seed)} for seed, (name, means) in enumerate(laws.items())}
+    (tmp_path / "measured").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("profiles.files.SHIPPED", tmp_path)
+    monkeypatch.setattr("analysis.validate.lab.DOCS", tmp_path)
+    options = ["lab", "--docs", str(tmp_path), "--shared", str(tmp_path)]
+    with pytest.raises(InputError, match=r"measured: no bank was recorded yet: make lab"):
+        main(options)
+    save_banks(tmp_path / "measured", "toy_t1", banks)
+    claims = tuple(Claim(n, "a claim", "-", "-", "table 1", "cannot be judged") for n in (5, 6))
+    keep(tmp_path, "paper", dataclasses.replace(report(), claims=claims), 0)
+    assert main(options) == 0
+    assert main([*options, "--check"]) == 0
+    eagle3, dflash = verdicts.judge_all(read_parts(tmp_path))
+    assert eagle3.verdict == "cannot be judged"
+    assert "make lab" in eagle3.why
+    assert dflash.source == "lab"
+    assert dflash.verdict in ("holds here", "holds in direction")
+    assert f"| 6 | a claim | - | {dflash.ours} | lab |" in (tmp_path / "validation.md").read_text()
+    capsys.readouterr()
+    assert main([*options, "--claims"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"| a claim | - | {dflash.ours} | {dflash.verdict} |"
 
 
 @pytest.mark.parametrize(
@@ -187,6 +214,7 @@ def test_the_committed_page_is_that_of_the_committed_parts():
     assert (DOCS / document.PAGE).read_text(encoding="utf-8") == page_of(parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REPRODUCIBLE)
 def test_committed_numbers_are_those_of_the_code(name, shared_dir, tmp_path):
     """All numbers but for most of the closed loops of ``paper``, which take minutes to simulate."""
