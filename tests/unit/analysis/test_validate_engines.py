@@ -1,11 +1,15 @@
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from analysis.validate.engines_aic import (
     START,
     START_SD,
+    Alone,
+    LeftOut,
     Series,
     every_second,
     fit_law,
@@ -19,6 +23,7 @@ from analysis.validate.engines_cells import Loop, errors_percent, simulate_loop
 from analysis.validate.engines_dcut import fixed_blocks, published_length
 from analysis.validate.engines_flash import Steps, bisect, losing, pays
 from analysis.validate.engines_logs import FITTED_SHARE, RUNS, at_seconds, read_run, run_section
+from analysis.validate.engines_plots import _against, draw_setups
 from profiles.recipes.sources import Shared
 
 POINTS = np.array([[n, p, o, 0.0, 0.0] for n in (4, 16, 64) for p, o in ((1024, 1024), (1024, 8192), (8192, 1024))])
@@ -153,3 +158,21 @@ def test_the_start_of_a_run_predicts_the_rest(shared, tmp_path):
     assert abs(errors["Llama-3.1-8B, TTFT median"]) < 5
     slower = dataclasses.replace(run, fit=dataclasses.replace(run.fit, cost_s={**run.fit.cost_s, "batch_token": 3e-4}))
     assert any(check.holds is False for check in run_section(slower, tmp_path, 0).checks)
+
+
+# ------------------------------------------------------------------------------------------------------------ the plots
+
+
+def test_every_point_is_drawn_at_what_was_measured_and_predicted(tmp_path):
+    _, points = made_up()
+    one = Series("1", points, frozenset(), 1.0, "a setup")
+    errors = np.linspace(-0.3, 0.3, len(points))
+    axes = Figure().subplots()
+    _against(axes, points[:, 3], points[:, 3] * (1 + errors))
+    drawn = axes.lines[-1]
+    np.testing.assert_allclose(drawn.get_ydata() / drawn.get_xdata(), 1 + errors)
+    alone = {"1": Alone(SimpleNamespace(misses=errors), errors, errors)}
+    left = [LeftOut(one, lengths, errors[one.of(lengths)], errors[one.of(lengths)], 0.0) for lengths in one.lengths()]
+    files = list(draw_setups([one], alone, left, tmp_path))
+    assert [file.name for file in files] == ["setups.png", "setups.svg"]
+    assert min(file.stat().st_size for file in files) > 5_000
