@@ -57,11 +57,12 @@ decode: .venv/.lab-stamp
 # From prompts to what ships. Everything goes on where it stopped when it is asked for again.
 LAB_TOKENS ?= 500000
 LAB_STEPS ?= 900
-LAB_MORE_STEPS ?= 900
+LAB_MORE_STEPS ?= 1100
 LAB := $(PY) -m decoder
 DRAFTERS := lab/smollm2/drafters
-TRAIN := $(LAB).train --target smollm2 --draft-vocab 8192 --documents 4 --learning-rate 3e-3 --save-dtype bfloat16
-BLOCK := --start target --feature-layers 8,21,28 --anchors 40 --steps $(LAB_STEPS)
+TRAIN := $(LAB).train --target smollm2 --documents 4 --learning-rate 3e-3 --save-dtype bfloat16
+NEW := --draft-vocab 8192 --start target --steps $(LAB_STEPS)
+BLOCK := $(NEW) --feature-layers 8,21,28 --anchors 40
 SHIPPED := dspark mtp
 # What the paper compares, each trained for as many steps; dspark, which ships, for more.
 COMPARED := dspark dspark_equal dflash eagle3 mtp small_model
@@ -75,11 +76,10 @@ lab-text: .venv/.lab-stamp
 lab: lab-text
 	$(TRAIN) $(BLOCK) --drafter dspark --out $(DRAFTERS)/dspark_equal
 	$(TRAIN) --drafter dspark --init $(DRAFTERS)/dspark_equal --anchors 40 --steps $(LAB_MORE_STEPS) --out $(DRAFTERS)/dspark
-	$(TRAIN) --start target --ttt-length 1 --anchors 512 --steps $(LAB_STEPS) --drafter mtp --out $(DRAFTERS)/mtp
+	$(TRAIN) $(NEW) --ttt-length 1 --anchors 512 --drafter mtp --out $(DRAFTERS)/mtp
 	$(TRAIN) $(BLOCK) --drafter dflash --out $(DRAFTERS)/dflash
 	$(TRAIN) $(BLOCK) --drafter eagle3 --anchors 32 --out $(DRAFTERS)/eagle3
-	$(LAB).train --target smollm2 --documents 4 --learning-rate 3e-3 --save-dtype bfloat16 --steps 400 \
-	    --drafter small_model --out $(DRAFTERS)/small_model
+	$(TRAIN) --steps 400 --drafter small_model --out $(DRAFTERS)/small_model
 	for name in $(SHIPPED); do \
 	    mkdir -p decoder/checkpoints/smollm2/$$name && \
 	    cp $(DRAFTERS)/$$name/config.json $(DRAFTERS)/$$name/model.safetensors $(DRAFTERS)/$$name/training.json \
