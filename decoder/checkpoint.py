@@ -122,7 +122,9 @@ def load_net(
             raise CheckpointError(
                 Fault("the target has no tensors to share", str(config_file), key="shared_with_target")
             )
-        tensors[name] = target.embed_tokens if name == "embed_tokens.weight" else rows_of(target.lm_head, token_ids)
+        shared = target.embed_tokens if name == "embed_tokens.weight" else rows_of(target.lm_head, token_ids)
+        # The same memory, but not the target's own parameter: whether the drafter's is trained must not change that.
+        tensors[name] = shared.detach()
     # Tensors take the place of meta ones: fresh weights would be drawn only to be thrown away.
     placed = {
         name: tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else tensor.dtype)

@@ -13,7 +13,7 @@ from decoder.target import load_target
 V, WIDTH, LAYERS = 48, 32, (0, 1, 2)
 
 
-def make_lab(lab: Path, documents: int = 24, seed: int = 7) -> Path:
+def make_lab(lab: Path, documents: int = 24, seed: int = 7, tied: bool = False) -> Path:
     """Make ``lab/toy/target`` and ``lab/toy/text/written-t1-train``; return ``lab``."""
     home = lab / "toy"
     torch.manual_seed(seed)
@@ -27,6 +27,7 @@ def make_lab(lab: Path, documents: int = 24, seed: int = 7) -> Path:
         head_dim=8,
         max_position_embeddings=64,
         initializer_range=0.7,
+        tie_word_embeddings=tied,
         bos_token_id=0,
         eos_token_id=1,
     )

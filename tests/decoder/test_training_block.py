@@ -226,6 +226,19 @@ def test_positions_are_judged_up_to_the_end_of_the_answer(target, text):
     assert metrics["positions"] == 1
 
 
+def test_a_drafter_of_a_tied_target_is_trained_further(tmp_path):
+    """The drafter's embedding is the target's memory, whose head it is too, and nothing of the target is trained."""
+    lab = make_lab(tmp_path / "tied", tied=True)
+    target = load_target(lab / "toy" / "target")
+    text = open_text(lab, target)
+    first = make_block(shape_of(draft_vocab=30), target, text, None, 0)
+    first.save(tmp_path / "first", torch.float32)
+    again = make_block(shape_of(draft_vocab=30), target, text, tmp_path / "first", 0)
+    assert again.net.embed_tokens.weight.data_ptr() == target.embed_tokens.data_ptr()
+    assert not any(value.requires_grad for value in target.model.parameters())
+    train(again, text, loop(steps=3), tmp_path / "run", device=torch.device("cpu"))
+
+
 # Starting from the target's own layers
 
 
