@@ -62,7 +62,8 @@ FOREVER_STEPS = 100_000
 class Plan:
     """What is run. Loads are shares of what ``none`` delivers, simulated, with every seat taken.
 
-    ``forced``: how many budgets are forced at each load. ``repeats``: at most.
+    ``forced``: how many budgets are forced at each load. ``repeats``: at most. Requests are short, so that a run of
+    some seconds sees many.
     """
 
     minutes: float
@@ -72,8 +73,8 @@ class Plan:
     forced: int = 2
     users: int = 4
     max_running: int = 8
-    prompt_tokens: int = 64
-    output_tokens: int = 32
+    prompt_tokens: int = 32
+    output_tokens: int = 16
     kv_cache: str = "192MiB"
     horizon_s: float = SHORTEST_S
     repeats: int = 20
@@ -199,7 +200,7 @@ def measured_profile(out: Path, home: Path, minutes: float) -> Path:
 
     path = out / "profile.json"
     options = ["--target", TARGET, "--drafter", str(home), "--drafter-name", DRAFTER, "--requests", "1,2,4,8"]
-    options += ["--contexts", "48,112", "--prompts", "32,64", "--repeats", "12", "--steps", "2"]
+    options += ["--contexts", "32,96", "--prompts", "32,64", "--repeats", "12", "--steps", "2"]
     options += ["--minutes", f"{minutes:g}", "--json", str(out / "profile_points.json")]
     log.info("measuring step times, some %.1f minutes", minutes)
     with (out / "profile.txt").open("w", encoding="utf-8") as file, contextlib.redirect_stdout(file):

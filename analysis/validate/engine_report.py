@@ -88,14 +88,13 @@ def _decisions(trial: Trial) -> Section:
         told = {name: value for name in seen if (value := pairs[name].told(SPEED)) is not None}
         if told:
             best, named = max(seen, key=lambda name: seen[name]), max(told, key=lambda name: told[name])
-            regret = 100 * (1 - seen[named] / seen[best])
+            regret = 100 * (1 - seen[named] / seen[best]) if seen[best] else 0.0
             rows.append([load, named, best, f"{regret:.1f}"])
             checks.append(summarize(f"{load}: regret of the policy that the simulator names", regret, "%"))
         for name, pair in pairs.items():
-            if name.startswith("dspark_async"):
-                budgets = pair.told(BUDGET), pair.seen(BUDGET)
+            if name.startswith("dspark_async") and (seen_tokens := pair.seen(BUDGET)) is not None:
                 called = f"{load}: verification budget of {name}"
-                checks.append(compare(called, *budgets, "tokens", BUDGET_BOUND_TOKENS))
+                checks.append(compare(called, pair.told(BUDGET), seen_tokens, "tokens", BUDGET_BOUND_TOKENS))
     head = ("load", "fastest, simulated", "fastest, engine", "regret %")
     lines = [*said("By tokens/s/user at the median, at the same load."), "", *table(head, rows)]
     return Section("What the simulator would have chosen", tuple(lines), tuple(checks))
