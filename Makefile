@@ -85,6 +85,7 @@ lab: lab-text
 	    cp $(DRAFTERS)/$$name/config.json $(DRAFTERS)/$$name/model.safetensors $(DRAFTERS)/$$name/training.json \
 	        decoder/checkpoints/smollm2/$$name/ || exit 1; \
 	done
+	cp $(DRAFTERS)/dspark_equal/training.json decoder/checkpoints/smollm2/dspark/training_init.json
 	for text in written-t1-held_out written-t0-held_out; do \
 	    $(LAB).bank --target smollm2 --text $$text --draft-length 5 $(call bank_of,$(COMPARED)) || exit 1; \
 	done

@@ -395,6 +395,9 @@ def _report(
     from decoder.lab.targets import target_sha256
     from decoder.training.loop import mean_metrics, read_metrics
 
+    if options.init is not None:  # what the checkpoint says of itself counts, and its config goes along
+        shape = {key: value for key, value in facts["shape"].items() if key in ("drafter", "anchors", "weights")}
+        facts = {**facts, "shape": shape}
     lines = read_metrics(out)
     positions = sum(line["positions"] for line in lines)
     device = torch.device(options.device)
