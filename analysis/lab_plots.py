@@ -23,7 +23,7 @@ LOOKS = (
     ("#808080", "X"),
     ("#000000", "*"),
 )
-_FAMILIES = ("dspark", "dflash", "eagle3", "mtp", "small_model", "dspark_rnn", "dspark_gated")
+_FAMILIES = ("dspark", "dflash", "eagle3", "mtp", "dspark_equal", "small_model", "dspark_rnn", "dspark_gated")
 
 
 @dataclass(frozen=True, slots=True)
