@@ -184,8 +184,7 @@ def _users(evidence: Evidence) -> list[Claim]:
             ", ".join(_percent(one) for one in fewer) + " GPUs",
             "simulation",
             "holds here" if all(one is not None and one < 0 for one in fewer) else "holds in direction",
-            "requests that a GPU carries at 80 and 35 tok/s/user, MTP-1's GPUs = 100 %; with arrivals: "
-            "`python -m sim.plan`",
+            "requests that a GPU carries at 80 and 35 tok/s/user, MTP-1's GPUs = 100 %; with arrivals: `sim.plan`",
         ),
     ]
 
@@ -326,7 +325,7 @@ def _lossless() -> Claim:
         f"no difference above {EXACT:g} in {len(errors)} laws" if exact else f"differs by {max(errors):.1g}",
         "enumeration",
         "holds here" if exact else "does not hold",
-        "dspark and dspark_async with a confidence that reads only the past, on toys; `python -m sim.verify.check`",
+        "dspark and dspark_async with a confidence that reads only the past, on toys; `sim.verify.check`",
     )
 
 
