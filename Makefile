@@ -63,6 +63,7 @@ DRAFTERS := lab/smollm2/drafters
 TRAIN := $(LAB).train --target smollm2 --documents 4 --learning-rate 3e-3 --save-dtype bfloat16
 NEW := --draft-vocab 8192 --start target --steps $(LAB_STEPS)
 BLOCK := $(NEW) --feature-layers 8,21,28 --anchors 40
+SPEED := $(LAB).evaluate --target smollm2 --prompts written-t1-held_out --per-domain 4 --max-new-tokens 96 --against-none
 SHIPPED := dspark mtp
 # What the paper compares, each trained for as many steps; dspark, which ships, for more.
 COMPARED := dspark dspark_equal dflash eagle3 mtp small_model
@@ -90,9 +91,10 @@ lab: lab-text
 	    $(LAB).bank --target smollm2 --text $$text --draft-length 5 $(call bank_of,$(COMPARED)) || exit 1; \
 	done
 	for name in $(COMPARED); do \
-	    $(LAB).evaluate --target smollm2 --drafter $(DRAFTERS)/$$name --prompts written-t1-held_out --per-domain 4 \
-	        --max-new-tokens 96 --against-none --json docs/lab/speed_$$name.json || exit 1; \
+	    $(SPEED) --drafter $(DRAFTERS)/$$name --json docs/lab/speed_$$name.json || exit 1; \
 	done
+	$(SPEED) --drafter $(DRAFTERS)/dspark --policy '{kind: fixed, k: 2}' --json docs/lab/speed_dspark_k2.json
+	$(SPEED) --drafter $(DRAFTERS)/dspark --temperature 0 --json docs/lab/speed_dspark_t0.json
 	$(PY) -m analysis.validate lab --out docs/lab
 	$(PY) -m analysis.validate law --out docs/lab
 

@@ -59,10 +59,7 @@ def pack_linears(model: nn.Module) -> int:
 def pack_models(target: HfTarget, drafter: Drafter | None) -> None:
     """Pack the linear layers of both, where they run in float32 on the CPU."""
     pack_linears(target.model)
-    if isinstance(drafter, SmallModelDrafter):
-        if isinstance(drafter.model, HfTarget):
-            pack_linears(drafter.model.model)
-    elif drafter is not None:
-        net = getattr(drafter, "net", None)
-        if isinstance(net, nn.Module):
-            pack_linears(net)
+    model = drafter.model if isinstance(drafter, SmallModelDrafter) else drafter
+    net = model.model if isinstance(model, HfTarget) else getattr(model, "net", None)
+    if isinstance(net, nn.Module):
+        pack_linears(net)
