@@ -58,6 +58,8 @@ decode: .venv/.lab-stamp
 LAB_TOKENS ?= 500000
 LAB_STEPS ?= 900
 LAB_MORE_STEPS ?= 1100
+LAB_GRID_STEPS ?= 300
+LAB_SMALL_STEPS ?= 300
 LAB := $(PY) -m decoder
 DRAFTERS := lab/smollm2/drafters
 TRAIN := $(LAB).train --target smollm2 --documents 4 --learning-rate 3e-3 --save-dtype bfloat16
@@ -80,7 +82,7 @@ lab: lab-text
 	$(TRAIN) $(NEW) --ttt-length 1 --anchors 512 --drafter mtp --out $(DRAFTERS)/mtp
 	$(TRAIN) $(BLOCK) --drafter dflash --out $(DRAFTERS)/dflash
 	$(TRAIN) $(BLOCK) --drafter eagle3 --anchors 32 --out $(DRAFTERS)/eagle3
-	$(TRAIN) --steps 400 --drafter small_model --out $(DRAFTERS)/small_model
+	$(TRAIN) --steps $(LAB_SMALL_STEPS) --drafter small_model --out $(DRAFTERS)/small_model
 	for name in $(SHIPPED); do \
 	    mkdir -p decoder/checkpoints/smollm2/$$name && \
 	    cp $(DRAFTERS)/$$name/config.json $(DRAFTERS)/$$name/model.safetensors $(DRAFTERS)/$$name/training.json \
@@ -99,22 +101,28 @@ lab: lab-text
 	$(PY) -m analysis.validate law --out docs/lab
 
 # The grid of figures 3 (depth) and 4 (draft length), and the other Markov heads, at as many steps each; its banks do not
-# ship. Longer blocks have fewer anchors, so that a step judges as many positions.
+# ship, docs/lab/grid.json keeps their rounds. Longer blocks have fewer anchors, so that a step judges as many positions.
 LAB_GRID := lab/smollm2/measured
+GRID_TRAIN := $(TRAIN) --draft-vocab 8192 --start target --steps $(LAB_GRID_STEPS) --feature-layers 8,21,28
+KINDS := dspark dflash
 lab-full: lab
-	for d in 1 5; do for kind in dspark dflash; do \
-	    $(TRAIN) $(BLOCK) --drafter $$kind --layers-of-draft $$d --out $(DRAFTERS)/$${kind}_d$$d || exit 1; \
+	for d in 1 2 5; do for kind in $(KINDS); do \
+	    $(GRID_TRAIN) --anchors 40 --drafter $$kind --layers-of-draft $$d --out $(DRAFTERS)/$${kind}_d$$d || exit 1; \
 	done; done
-	for b in 4 8 12 16; do for kind in dspark dflash; do \
-	    $(TRAIN) $(BLOCK) --drafter $$kind --block $$b --anchors $$((200 / b)) --out $(DRAFTERS)/$${kind}_b$$b || exit 1; \
+	for b in 4 8 12 16; do for kind in $(KINDS); do \
+	    $(GRID_TRAIN) --anchors $$((200 / b)) --drafter $$kind --block $$b --out $(DRAFTERS)/$${kind}_b$$b || exit 1; \
 	done; done
 	for head in gated rnn; do \
-	    $(TRAIN) $(BLOCK) --drafter dspark --head $$head --out $(DRAFTERS)/dspark_$$head || exit 1; \
+	    $(GRID_TRAIN) --anchors 40 --drafter dspark --head $$head --out $(DRAFTERS)/dspark_$$head || exit 1; \
 	done
 	$(LAB).bank --target smollm2 --text written-t1-held_out --out $(LAB_GRID) $(call bank_of,\
-	    $(foreach kind,dspark dflash,$(foreach size,d1 d5 b4 b8 b12 b16,$(kind)_$(size))) dspark_gated dspark_rnn)
+	    $(foreach kind,$(KINDS),$(foreach size,d1 d2 d5 b4 b8 b12 b16,$(kind)_$(size))) dspark_gated dspark_rnn)
+	for b in 4 8 12 16; do for kind in $(KINDS); do \
+	    $(LAB).evaluate --target smollm2 --prompts written-t1-held_out --per-domain 1 --max-new-tokens 64 --against-none \
+	        --drafter $(DRAFTERS)/$${kind}_b$$b --json docs/lab/speed_$${kind}_b$$b.json || exit 1; \
+	done; done
 	$(LAB).collect --target smollm2 --text corpus --split held_out --tokens 16000 --group 96
-	$(LAB).bank --target smollm2 --text corpus-held_out --out $(LAB_GRID) --drafter dspark=$(DRAFTERS)/dspark
+	$(LAB).bank --target smollm2 --text corpus-held_out $(call bank_of,dspark)
 	$(PY) -m analysis.validate lab --out docs/lab
 
 # What a CUDA device is asked once: whether the engine is right there, what steps of published shapes cost, and what a

@@ -50,17 +50,11 @@ NOTES: dict[str, tuple[str, ...]] = {
     "engines": (
         "Left out, but not unseen: the form of the prior in (iv) was chosen among six variants scored on these same "
         "points, so that the errors with lengths left out are slightly too good (`engines_aic` gives their range).",
-        "Missed, p99 of running and waiting by second, while the seats fill (Qwen3-32B): a request that has its seat "
-        "but none of its prompt computed yet counts as running in the simulator and as waiting in vLLM, which begins "
-        "no more prompts than its tokens a step allow. The simulator's decoding requests follow vLLM's running ones "
-        "there.",
         "Missed, p99 of running, while the seats empty (both): contexts are long by then, and the early part of a run "
         "cannot tell what context costs from what a request costs, so that steps come out short, and the last "
         "requests end early.",
         "Missed, p90 with lengths left out: most are prompts eight times longer than any that was seen, whose cost "
         "the prior alone must give; the rest change level between lengths for a reason that the data do not state.",
-        "Missed, the simulator against the formula: the fit charges for letting a request in, a profile has no such "
-        "cost, so that the fitter spreads it over the mean prompt.",
     ),
 }
 
@@ -168,7 +162,7 @@ def lab_claims() -> list[dict[str, str]]:
     from analysis.validate.lab_data import load_lab, qualities
     from profiles.files import SHIPPED
 
-    found = load_lab([SHIPPED / "measured", *sorted(Path("lab").glob("*/measured"))], lab.DOCS)
+    found = load_lab(SHIPPED / "measured", lab.DOCS)
     if not found.by_temperature:
         raise InputError(Fault("no bank was recorded yet: make lab", str(SHIPPED / "measured")))
     quality = qualities(found.by_temperature.get(1.0, {}), lab.JUDGED)

@@ -1,8 +1,9 @@
 """The rung ``lab``: the paper's offline figures and claims, measured on the lab's own target and drafters.
 
-It reads the banks of `profiles/measured` (and of ``lab/*/measured``, where a grid of drafters may lie that does not
-ship) and the times that ``decoder.evaluate --against-none --json docs/lab/speed_DRAFTER.json`` wrote. Figures 3 and 4
-take drafters by name: ``dspark_d5`` has five layers, ``dflash_b16`` a block of 16.
+It reads the banks of `profiles/measured` and the times that ``decoder.evaluate --against-none --json
+docs/lab/speed_DRAFTER.json`` wrote. The grid of figures 3 and 4 does not ship: where its banks lie in
+``lab/*/measured``, their rounds are kept in ``docs/lab/grid.json``, which is read everywhere else. Its drafters go by
+name: ``dspark_d5`` has five layers, ``dflash_b16`` a block of 16, ``dspark_rnn`` another Markov head.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from analysis.lab_plots import draw_panels
 from analysis.validate import lab_figures as figures
 from analysis.validate.lab_claims import claims
-from analysis.validate.lab_data import Lab, load_lab, qualities
+from analysis.validate.lab_data import GRID, Followed, Lab, keep_grid, load_lab, qualities
 from analysis.validate.rungs import Report, Settings
 from profiles.files import SHIPPED
 from sim.errors import Fault, InputError
@@ -26,12 +27,15 @@ JUDGED = ("dspark", "dflash", "eagle3", "mtp", "small_model")
 
 def provenance_lines(lab: Lab) -> list[str]:
     """Return what the banks are made of, each source once."""
-    found: dict[str, None] = {}
-    for drafters in lab.by_temperature.values():
-        for one in drafters.values():
-            for source in one.sources.values():
-                found[f"{source.source}; {source.hardware}; {source.version}; {source.date}; `{source.command}`"] = None
-    return list(found)
+    drafters: list[Followed] = [one for own in (*lab.by_temperature.values(), lab.corpus) for one in own.values()]
+    drafters += lab.grid.values()
+    sources = (source for one in drafters for source in one.sources.values())
+    return list(
+        dict.fromkeys(
+            f"{source.source}; {source.hardware}; {source.version}; {source.date}; `{source.command}`"
+            for source in sources
+        )
+    )
 
 
 def build(lab: Lab) -> list[figures.Part]:
@@ -44,6 +48,7 @@ def build(lab: Lab) -> list[figures.Part]:
         figures.figure_2(lab, 0.0),
         figures.figure_3(lab),
         figures.figure_4(lab),
+        figures.heads(lab),
         figures.figure_5(lab),
         figures.figure_6(quality),
         figures.speed_part(lab),
@@ -65,10 +70,11 @@ def markdown(lab: Lab, parts: Sequence[figures.Part]) -> str:
 
 def run(settings: Settings) -> Report:
     """Report what was measured; draws and writes ``README.md`` into ``settings.out``."""
-    folders = [SHIPPED / "measured", *sorted(Path("lab").glob("*/measured"))]
-    lab = load_lab(folders, DOCS)
+    keep_grid(sorted(Path("lab").glob("*/measured")), DOCS / GRID)
+    profiles = SHIPPED / "measured"
+    lab = load_lab(profiles, DOCS)
     if not lab.by_temperature:
-        raise InputError(Fault("no bank was recorded yet: python -m decoder.bank", str(folders[0])))
+        raise InputError(Fault("no bank was recorded yet: python -m decoder.bank", str(profiles)))
     return report(lab, settings.out)
 
 

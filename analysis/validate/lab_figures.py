@@ -11,7 +11,7 @@ import numpy as np
 
 from analysis.lab_plots import Line, Panel
 from analysis.validate.lab_claims import ABSENT, Claim
-from analysis.validate.lab_data import DOMAIN_ORDER, Floats, Lab, Measured, Quality, chosen
+from analysis.validate.lab_data import DOMAIN_ORDER, Floats, Followed, Lab, Quality, chosen
 from analysis.validate.rungs import Check, Section, said, summarize, table
 from profiles.recipes.banks import (
     Estimate,
@@ -23,6 +23,10 @@ from profiles.recipes.banks import (
     length_estimate,
 )
 
+GRID_PROSE = (
+    "Temperature 1. The drafters of the grid were trained for as many steps each, fewer than those above: they are "
+    "compared with each other."
+)
 THRESHOLDS = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
@@ -60,17 +64,12 @@ def _shown(estimate: Estimate, digits: int = 2) -> str:
     return f"{estimate.value:.{digits}f} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
 
 
-def _base(drafters: Mapping[str, Measured]) -> dict[str, Measured]:
-    """Leave out the grid of figures 3 and 4."""
-    return {name: one for name, one in drafters.items() if not re.search(r"_[bd]\d+$", name)}
-
-
 def table_1(lab: Lab) -> Part:
     """Accepted length by drafter and domain."""
     rows, checks = [], []
     texts = [(f"t={temperature:g}", own) for temperature, own in sorted(lab.by_temperature.items(), reverse=True)]
     for label, drafters in (*texts, ("corpus text", lab.corpus)):
-        for name, one in _base(drafters).items():
+        for name, one in drafters.items():
             cells = [
                 _shown(length_estimate(one.rounds(domain))) if domain in one.banks else "-" for domain in DOMAIN_ORDER
             ]
@@ -88,7 +87,7 @@ def table_1(lab: Lab) -> Part:
 
 def figure_2(lab: Lab, temperature: float = 1.0) -> Part:
     """Conditional acceptance by position."""
-    drafters = _base(lab.by_temperature.get(temperature, {}))
+    drafters = lab.by_temperature.get(temperature, {})
     panels, rows = [], []
     for domain in DOMAIN_ORDER:
         lines = []
@@ -142,9 +141,8 @@ def figure_4(lab: Lab) -> Part | None:
 
 
 def _by_number(lab: Lab, letter: str, title: str, axis: str, plot: str) -> Part | None:
-    drafters = lab.by_temperature.get(1.0, {})
-    found: dict[str, dict[int, Measured]] = {}
-    for name, one in drafters.items():
+    found: dict[str, dict[int, Followed]] = {}
+    for name, one in lab.grid.items():
         match = re.fullmatch(rf"(.+)_{letter}(\d+)", name)
         if match:
             found.setdefault(match[1], {})[int(match[2])] = one
@@ -154,12 +152,24 @@ def _by_number(lab: Lab, letter: str, title: str, axis: str, plot: str) -> Part 
     for domain in DOMAIN_ORDER:
         lines = []
         for kind, by_number in sorted(found.items()):
-            own = {n: by_number[n] for n in sorted(by_number) if domain in by_number[n].banks}
+            own = {n: by_number[n] for n in sorted(by_number) if domain in by_number[n].by_domain}
             lengths = [length_estimate(one.rounds(domain)) for one in own.values()]
             lines.append(Line(kind, [float(n) for n in own], lengths))
             rows += [[f"{kind}, {domain}", str(n), _shown(length)] for n, length in zip(own, lengths, strict=True)]
         panels.append(Panel(domain, axis, "accepted length, tokens/round", lines, bottom=1.0))
-    return Part(title, "Temperature 1.", ("drafter, domain", axis, "accepted length"), rows, panels, plot)
+    return Part(title, GRID_PROSE, ("drafter, domain", axis, "accepted length"), rows, panels, plot)
+
+
+def heads(lab: Lab) -> Part | None:
+    """Accepted length by Markov head."""
+    kinds = {"vanilla": "dspark_d2", "gated": "dspark_gated", "rnn": "dspark_rnn"}
+    rows = [
+        [head, *(_shown(length_estimate(lab.grid[name].rounds(d))) for d in (*DOMAIN_ORDER, None))]
+        for head, name in kinds.items()
+        if name in lab.grid
+    ]
+    prose = "DSpark of two layers and a block of 5, temperature 1: accepted length."
+    return Part("Markov heads", prose, ("head", *DOMAIN_ORDER, "all"), rows)
 
 
 def figure_5(lab: Lab) -> Part | None:
@@ -272,6 +282,8 @@ def speed_part(lab: Lab) -> Part:
     """Wall-clock speed of one stream."""
     rows = []
     for name, speed in lab.speed.items():
+        if name in lab.grid:
+            continue
         for domain, row in speed["by_domain"].items():
             rows.append(
                 [
@@ -323,7 +335,7 @@ def chances_part(lab: Lab) -> Part:
     """What the simulator, which draws by chance, makes of the banks."""
     rows, checks = [], []
     for temperature, drafters in sorted(lab.by_temperature.items(), reverse=True):
-        for name, one in _base(drafters).items():
+        for name, one in drafters.items():
             for domain, bank in one.banks.items():
                 seen = length_estimate(follow(bank))
                 drawn = expected_length(bank)

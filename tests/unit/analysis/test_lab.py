@@ -5,7 +5,9 @@ import pytest
 
 from analysis.validate.lab import report
 from analysis.validate.lab_claims import PAPER, claims
-from analysis.validate.lab_data import Measured, load_lab, qualities, quality_of
+from analysis.validate.lab_data import GRID, keep_grid, load_grid, load_lab, measured, qualities, quality_of
+from profiles.errors import ProfileError
+from profiles.recipes.banks import Rounds, follow
 from profiles.recipes.offline import table1_mean
 from profiles.recipes.sources import POSITIONS, PRINTED, Shared
 from tests.helpers.banks import made_bank, save_banks, save_speed
@@ -34,11 +36,14 @@ def made_lab(folder, laws=LAWS, domains=DOMAINS, raw_temperature=2.0):
         }
         for name, means in laws.items()
     }
-    save_banks(folder, "toy_t1", banks)
+    shipped = ("dspark", "dflash", "eagle3")
+    save_banks(folder, "toy_t1", {name: banks[name] for name in shipped})
+    save_banks(folder / "lab", "toy_t1", {name: own for name, own in banks.items() if name not in shipped})
+    keep_grid([folder / "lab"], folder / GRID)
     save_banks(folder, "toy_corpus", {"dspark": {"code": made_bank(laws["dspark"])}})
     save_speed(folder, "dspark", 1.6, 0.0605)
     save_speed(folder, "dflash", 1.4, 0.06)
-    return load_lab([folder], folder)
+    return load_lab(folder, folder)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +82,7 @@ def test_the_same_claims_fall_where_the_law_is_the_other_way(tmp_path):
 
 def test_a_modest_confidence_is_no_overconfident_one_and_an_honest_one_needs_no_mending():
     modest, honest = (
-        quality_of(Measured("toy", 3, {"code": made_bank([0.8, 0.7, 0.7], raw_temperature=t)}, {})) for t in (0.5, 1.0)
+        quality_of(measured("toy", 3, {"code": made_bank([0.8, 0.7, 0.7], raw_temperature=t)}, {})) for t in (0.5, 1.0)
     )
     assert modest.excess.below(0)
     assert modest.mended.above(0)
@@ -87,8 +92,29 @@ def test_a_modest_confidence_is_no_overconfident_one_and_an_honest_one_needs_no_
 
 def test_without_data_nothing_is_claimed(tmp_path):
     save_banks(tmp_path, "toy_t0", {"dspark": {"code": made_bank([0.5, 0.4])}})
-    found = claims(load_lab([tmp_path], tmp_path), {})
+    found = claims(load_lab(tmp_path, tmp_path), {})
     assert {claim.verdict for claim in found} == {"not measured"}
+
+
+def test_the_grid_that_is_kept_says_what_its_banks_say(lab, tmp_path):
+    bank = made_bank([0.5, 0.4])
+    save_banks(tmp_path / "lab", "toy_t1", {"dflash_b2": {"chat": bank}})
+    keep_grid([tmp_path / "lab"], tmp_path / GRID)
+    keep_grid([tmp_path], tmp_path / GRID)
+    (kept,) = load_grid(tmp_path / GRID).values()
+    assert kept.draft_length == 2
+    assert kept.sources["chat"].command == "none"
+    for name in Rounds.__dataclass_fields__:
+        np.testing.assert_array_equal(getattr(kept.by_domain["chat"], name), getattr(follow(bank), name))
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"a": {}}', '{"a": {"draft_length": 1, "domains": {"code": {"rounds": 3}}}}']
+)
+def test_a_grid_that_is_none_is_refused_by_name(tmp_path, text):
+    (tmp_path / GRID).write_text(text)
+    with pytest.raises(ProfileError, match=r"grid\.json: is no grid of the lab .*: python -m analysis\.validate lab"):
+        load_grid(tmp_path / GRID)
 
 
 def test_the_report_is_written_with_its_plots(lab, tmp_path):
@@ -118,9 +144,15 @@ def test_the_paper_s_figures_are_the_paper_s(shared_dir):
 
     dspark, dflash, eagle3 = columns("DSpark"), columns("DFlash"), columns("Eagle3")
     seen["start"] = [a[0] - b[0] for a, b in zip(dflash, eagle3, strict=True)]
-    seen["decay"] = [a[-1] - a[0] for a in dflash]
-    seen["chain"] = [a[-1] - a[0] for a in eagle3]
-    seen["last"] = [a[-1] - b[-1] for a, b in zip(dspark, dflash, strict=True)]
+
+    def later(conditional):
+        """Acceptance over positions 2 to 7 together, each weighted by the rounds that judge it."""
+        survival = np.cumprod(conditional)
+        return survival[1:].sum() / survival[:-1].sum()
+
+    seen["decay"] = [later(a) - a[0] for a in dflash]
+    seen["chain"] = [later(a) - a[0] for a in eagle3]
+    seen["later"] = [later(a) - later(b) for a, b in zip(dspark, dflash, strict=True)]
     (before,), (after,) = (shared.columns(PRINTED, f"printed_ece_{when}_percent") for when in ("before", "after"))
     seen["mended"] = (before - after) / 100
     for name, ends in seen.items():

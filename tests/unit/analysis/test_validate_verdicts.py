@@ -45,7 +45,7 @@ def one(number, **others):
 
 
 def test_the_lab_calls_its_claims_as_they_are_looked_up():
-    said = {found.what for found in lab_claims.claims(Lab({}, {}, {}), {})}
+    said = {found.what for found in lab_claims.claims(Lab({}, {}, {}, {}), {})}
     looked_up = {name for name in NAMES if name != verdicts.NUMBER}
     assert len(looked_up) > 8
     assert looked_up <= said
@@ -100,13 +100,16 @@ def test_a_verdict_reached_without_the_engine_stays():
     assert "by the engine: not measured yet" in found.why
 
 
-def test_another_family_and_another_batch_hold_in_direction_at_best():
+def test_another_family_or_batch_holds_in_direction_at_best_and_a_small_target_refutes_nothing_of_gemma():
     near = ((verdicts.OVER_EAGLE3, "+27 to +31 %", "+29.0 [+26.0, +32.0] %", "holds"),)
     near += ((verdicts.OVER_DFLASH, "+16 to +18 %", "+17.0 [+15.0, +19.0] %", "holds"),)
     near += ((verdicts.SEQUENTIAL, "+0.2 to +1.3 %", "+1.0 [+0.1, +2.0] %", "holds"),)
     assert one(5, lab=lab(*near)).verdict == "holds here"
     assert one(7, lab=lab(*near)).verdict == "holds in direction"
     assert one(8, lab=lab(*near)).verdict == "holds in direction"
+    far = ((verdicts.OVER_EAGLE3, "+27 to +31 %", "-4.0 [-5.0, -3.0] %", "does not hold"), near[1])
+    assert one(5, lab=lab(*far)).verdict == "does not hold"
+    assert one(7, lab=lab(*far)).verdict == "cannot be judged"
 
 
 def test_dynamic_lengths_are_held_against_a_line_through_the_fixed_ones():
