@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -174,35 +174,40 @@ def _put_prompt(engine: Engine, tokens: int) -> None:
     engine.scheduler.in_prefill.append(served)
 
 
-def measure(
-    engine: Engine,
-    points: Iterable[Point],
-    *,
-    repeats: int,
-    steps: int = 4,
-    seed: int = 0,
-    limit_s: float = np.inf,
-    on_progress: Callable[[int], None] | None = None,
-) -> dict[Point, Samples]:
-    """Run every point ``repeats`` times, ``steps`` steps after one of warm-up; samples by point.
+@dataclass(slots=True)
+class Visits:
+    """Samples of points, gathered pass by pass: each visits every point once, for ``steps`` steps after one of warm-up.
 
-    ``limit_s``: by the engine's clock; repeats beyond `LEAST_REPEATS` that would end later are left out.
+    ``seed``: of the order of each pass. ``took_s``: by the engine's clock.
     """
-    points = list(points)
-    found: dict[Point, Samples] = defaultdict(Samples)
-    order = np.random.default_rng(seed)
-    began_s = engine.clock()
-    for repeat in range(repeats):
-        if repeat >= LEAST_REPEATS and (engine.clock() - began_s) * (repeat + 1) / repeat > limit_s:
-            break
-        for at in order.permutation(len(points)):
-            once = run_point(engine, points[at], steps + 1)
+
+    engine: Engine
+    points: Sequence[Point]
+    steps: int = 4
+    seed: int = 0
+    samples: dict[Point, Samples] = field(default_factory=lambda: defaultdict(Samples))
+    passes: int = 0
+    took_s: float = 0.0
+
+    def again(self, on_point: Callable[[], None] = lambda: None) -> None:
+        """Visit every point once more."""
+        began_s = self.engine.clock()
+        for at in np.random.default_rng((self.seed, self.passes)).permutation(len(self.points)):
+            point = self.points[at]
+            once = run_point(self.engine, point, self.steps + 1)
             for name in ("step_s", "draft_s"):
-                getattr(found[points[at]], name).extend(getattr(once, name)[1:])
-            engine.journal.steps.clear()
-            if on_progress is not None:
-                on_progress(1)
-    return dict(found)
+                getattr(self.samples[point], name).extend(getattr(once, name)[1:])
+            self.engine.journal.steps.clear()
+            on_point()
+        self.passes += 1
+        self.took_s += self.engine.clock() - began_s
+
+    def repeat(self, repeats: int, limit_s: float = np.inf, on_point: Callable[[], None] = lambda: None) -> None:
+        """Make ``repeats`` passes; those beyond `LEAST_REPEATS` that would end after ``limit_s`` are left out."""
+        for done in range(repeats):
+            if done >= LEAST_REPEATS and self.took_s * (done + 1) / done > limit_s:
+                break
+            self.again(on_point)
 
 
 def grid(

@@ -1,10 +1,13 @@
 """The rung ``engine``: the simulator, given step times measured on this machine, predicts the real engine.
 
-A profile is measured (`decoder.measure`) and written beside the report; acceptance is the bank recorded on held-out
+A profile is measured (`decoder.measuring`) and written beside the report; acceptance is the bank recorded on held-out
 text. Then every policy meets every load twice: on the engine of `decoder`, against the clock, and in the simulator,
 with the same arrivals, lengths, limits and policies. Nothing of the engine's runs goes into the prediction. All is
 repeated, with new arrivals, for as long as the time allows; how far the errors of the repeats lie apart is the noise
 that an error is held against (`engine_pairs`).
+
+Machines drift. The grid of steps is therefore visited once more before every load, and what all visits together say is
+what the engine's policies are told and the simulator predicts from.
 
 The engine's own choice is put to the test as well: the budgets around the one that ``dspark_async`` settles on are
 forced upon it, on the same arrivals.
@@ -12,10 +15,10 @@ forced upon it, on the same arrivals.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import math
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +38,7 @@ from sim.output import write_json
 from sim.scenario import label_of
 
 if TYPE_CHECKING:
+    from decoder.measuring import Measuring
     from decoder.serve import Plant
 
 log = logging.getLogger(__name__)
@@ -45,11 +49,9 @@ BANK = SHIPPED / "measured" / "smollm2_t1.json"
 TRAINED = Path("lab") / TARGET / "drafters" / DRAFTER
 
 #: What the rung may take where nothing is said, measuring included.
-MINUTES, QUICK_MINUTES = 15.0, 3.0
-#: The share of it that step times may take.
-PROFILE_SHARE = 0.2
-#: A run of the engine is between so many seconds long; two repeats of all are planned for.
-SHORTEST_S, LONGEST_S, PLANNED_REPEATS = 8.0, 60.0, 2
+MINUTES, QUICK_MINUTES = 30.0, 3.0
+#: A run of the engine is between so many seconds long; three repeats of all are planned for.
+SHORTEST_S, LONGEST_S, PLANNED_REPEATS = 8.0, 60.0, 3
 #: What building an engine and its first steps take of a run, about.
 SETTING_UP_S = 1.0
 #: Spread of output lengths: standard deviation of their logarithm.
@@ -89,9 +91,13 @@ class Plan:
         """Runs of the engine in one repeat."""
         return self.cells + self.forced * (len(self.shares) + 1)
 
-    def within(self, left_s: float) -> Plan:
-        """Return the plan with runs of such a length that its planned repeats fit into the time left."""
-        each_s = left_s / (PLANNED_REPEATS * self.runs) - SETTING_UP_S
+    def within(self, left_s: float, measuring_s: float = 0.0) -> Plan:
+        """Return the plan with runs of such a length that its planned repeats fit into the time left.
+
+        ``measuring_s``: what a visit to the grid takes, before every load.
+        """
+        repeat_s = left_s / PLANNED_REPEATS - measuring_s * (len(self.shares) + 1)
+        each_s = repeat_s / self.runs - SETTING_UP_S
         return dataclasses.replace(self, horizon_s=round(min(max(each_s, SHORTEST_S), LONGEST_S), 1))
 
 
@@ -194,20 +200,24 @@ def checked_bank(home: Path) -> Drafter:
     return drafters[DRAFTER]
 
 
-def measured_profile(out: Path, home: Path, minutes: float) -> Path:
-    """Measure this machine; the table of the measuring is kept beside the profile."""
+def make_measuring(out: Path, home: Path, plant: Plant) -> Measuring:
+    """Return what measures this machine; it writes ``profile.json``."""
     from decoder import measure
+    from decoder.measuring import Measuring
 
-    path = out / "profile.json"
     options = ["--target", TARGET, "--drafter", str(home), "--drafter-name", DRAFTER, "--requests", "1,2,4,8"]
-    options += ["--contexts", "32,96", "--prompts", "32,64", "--repeats", "12", "--steps", "2"]
-    options += ["--minutes", f"{minutes:g}", "--json", str(out / "profile_points.json")]
-    log.info("measuring step times, some %.1f minutes", minutes)
-    with (out / "profile.txt").open("w", encoding="utf-8") as file, contextlib.redirect_stdout(file):
-        code = measure.main([*options, "--out", str(path)])
-    if code:
-        raise InputError(Fault("the machine could not be measured; the reason stands above", str(path)))
-    return path
+    options += ["--contexts", "32,96", "--prompts", "32,64", "--steps", "2", "--out", str(out / "profile.json")]
+    command = shlex.join(["python", "-m", "decoder.measure", *options])
+    return Measuring(measure.make_parser().parse_args(options), command, plant.target, plant.drafters[DRAFTER])
+
+
+def measured(measuring: Measuring, visits: int, out: Path) -> None:
+    """Visit the grid of steps, then write the profile and its table anew."""
+    from decoder.measuring import table_of
+
+    measuring.visits.repeat(visits)
+    _, report = measuring.write()
+    (out / "profile.txt").write_text("\n".join(table_of(report)) + "\n", encoding="utf-8")
 
 
 def loads_of(plan: Plan, profile: Path, seed: int) -> dict[str, str]:
@@ -227,7 +237,8 @@ class Trial:
     """What is served and predicted, load by load, repeat by repeat, until ``until_s`` on the clock ``now``.
 
     Every policy meets every load once, whatever the limit. Budgets are forced, and repeats added, where the time
-    allows. ``pairs`` and ``forced`` are by load, then by policy; ``on_run`` is told after every run.
+    allows. ``pairs`` and ``forced`` are by load, then by policy; ``measure``, which may write ``profile`` anew, is
+    called before each load, ``on_run`` after every run.
     """
 
     plan: Plan
@@ -236,6 +247,7 @@ class Trial:
     seed: int
     until_s: float
     now: Callable[[], float] = time.monotonic
+    measure: Callable[[], None] = lambda: None
     on_run: Callable[[Trial], None] = lambda trial: None
     pairs: dict[str, dict[str, Pair]] = field(default_factory=dict)
     forced: dict[str, dict[str, Pair]] = field(default_factory=dict)
@@ -250,8 +262,10 @@ class Trial:
                 began_s = self.now()
                 if repeat and began_s + took_s[load] > self.until_s:
                     return
+                self.measure()
                 pairs = self.pairs.setdefault(load, {})
-                for index in range(len(self.plan.policies)):
+                for turn in range(len(self.plan.policies)):
+                    index = (turn + repeat) % len(self.plan.policies)
                     self._serve(pairs, load, arrivals, self.plan.policies, index, repeat)
                 if repeat == 0:
                     owed -= len(self.plan.policies)
@@ -307,13 +321,20 @@ def chosen_budget(pairs: Mapping[str, Pair]) -> float | None:
 def run(settings: Settings) -> Report:
     """Measure, serve, simulate, compare."""
     began_s = time.monotonic()
+    from decoder.step_times import LEAST_REPEATS
+
     home = drafter_home()
     plan = plan_of(settings.quick, checked_bank(home).trained_length, settings.minutes)
     until_s = began_s + 60 * plan.minutes
     plant = make_plant(home)
-    profile = measured_profile(settings.out, home, PROFILE_SHARE * plan.minutes)
+    measuring = make_measuring(settings.out, home, plant)
+    log.info("measuring step times")
+    measured(measuring, LEAST_REPEATS, settings.out)
+    profile = settings.out / "profile.json"
     loads = loads_of(plan, profile, settings.seed)
-    trial = Trial(plan.within(until_s - time.monotonic()), profile, plant, settings.seed, until_s)
+    visit_s = measuring.visits.took_s / LEAST_REPEATS
+    trial = Trial(plan.within(until_s - time.monotonic(), visit_s), profile, plant, settings.seed, until_s)
+    trial.measure = lambda: measured(measuring, 1, settings.out)
     # After every run: whoever stops the rung keeps what was measured.
     trial.on_run = lambda one: write_json(one.rows(), settings.out / "runs.json")
     trial.run(loads)

@@ -65,8 +65,9 @@ def _numbers(trial: Trial, profile: Profile, minutes: float) -> Section:
     hardware = step_time.verify.provenance.hardware
     lines = [
         *said(
-            f"{profile.description} Fitted: those step times, measured before on this machine ({hardware}). Given: "
-            "acceptance, a bank of held-out text, and for each repeat its arrivals, which engine and simulator share. "
+            f"{profile.description} Fitted: those step times, measured on this machine ({hardware}) in turns with the "
+            "runs, never from them. Given: acceptance, a bank of held-out text, and each repeat's arrivals, which engine "
+            "and simulator share. "
             f"Predicted: everything below. A run is {plan.horizon_s:g} s, idle time being skipped; "
             f"repeats: {repeats}; {minutes:.0f} minutes in all, of {plan.minutes:g} allowed. An error is the mean over "
             f"repeats. Noise is what such a mean may stray by ({CONFIDENCE:.0%}), from how the repeats' errors differ, "

@@ -10,7 +10,7 @@ from decoder.journal import Journal
 from decoder.measure import _models, main, make_parser
 from decoder.packed import PackedLinear, can_pack
 from decoder.shapes import SHAPES, make_shape
-from decoder.step_times import Point, Samples, fit, fit_prefill, grid, loop_gaps_s, measure, run_point, spread
+from decoder.step_times import Point, Samples, Visits, fit, fit_prefill, grid, loop_gaps_s, run_point, spread
 from profiles.curves import draft_cost, step_cost
 from profiles.files import load_profile
 from sim.batching import Chunked
@@ -243,5 +243,11 @@ def test_the_time_between_steps_is_what_the_driver_s_loop_takes(writing_s):
 def test_repeats_that_would_end_too_late_are_left_out(limit_s, repeats):
     engine = engine_of(transformer(), drafter_of("dspark_rnn"), Fixed(k=4), clock=Seconds())
     point = Point(1, 0, 4)
-    found = measure(engine, [point], repeats=6, steps=2, limit_s=limit_s)
-    assert len(found[point].step_s) == 2 * repeats
+    visits = Visits(engine, [point], steps=2)
+    visits.repeat(6, limit_s)
+    assert visits.passes == repeats
+    assert len(visits.samples[point].step_s) == 2 * repeats
+    before_s = visits.took_s
+    visits.again()
+    assert len(visits.samples[point].step_s) == 2 * (repeats + 1)
+    assert visits.took_s == pytest.approx(before_s * (repeats + 1) / repeats)
