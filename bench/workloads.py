@@ -83,6 +83,7 @@ def engine(policy: Policy) -> Engine:
             prefill_as_verify=True,
             prefill_floor_s=0.0,
             prefill_token_s=0.0,
+            prefill_request_s=0.0,
         ),
         draft_s=np.where(requests > 0, 1e-3 + 17e-6 * requests, 0.0),
         draft_per_token=False,

@@ -291,7 +291,9 @@ class Engine:
         if not plan.drafted:
             return np.zeros(requests, np.int64), 0
         left = self.settings.max_batch_tokens - plan.prompt_tokens
-        rates = self.rates.steps_per_s(requests, plan.drafted, plan.context_tokens, plan.prompt_tokens, left)
+        rates = self.rates.steps_per_s(
+            requests, plan.drafted, plan.context_tokens, plan.prompt_tokens, plan.admitted, left
+        )
         chosen = self.verifier.verify_lengths(blocks.confidence, rates)
         if chosen.shape != (requests,) or bool(((chosen < 0) | (chosen > plan.drafted)).any()):
             raise InvariantError(

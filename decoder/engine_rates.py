@@ -18,11 +18,12 @@ class StepRates(Protocol):
     """Where ``steps_per_s`` comes from; see `sim.verify.base.Verifier`."""
 
     def steps_per_s(
-        self, requests: int, drafted: int, context_tokens: int, prompt_tokens: int, max_batch_tokens: int
+        self, requests: int, drafted: int, context_tokens: int, prompt_tokens: int, admitted: int, max_batch_tokens: int
     ) -> Rates:
         """Return the rate at 0, 1, ... ``requests * (1 + drafted)`` batch tokens; 0 where there can be no such batch.
 
-        ``max_batch_tokens``: what is left for decoding in this step. Index 0 is infinite and of no use.
+        ``admitted``: requests whose prompt begins in this step. ``max_batch_tokens``: what is left for decoding in it.
+        Index 0 is infinite and of no use.
         """
         ...
 
@@ -34,7 +35,7 @@ class FlatStepRates:
     step_time_s: float = 1.0
 
     def steps_per_s(
-        self, requests: int, drafted: int, context_tokens: int, prompt_tokens: int, max_batch_tokens: int
+        self, requests: int, drafted: int, context_tokens: int, prompt_tokens: int, admitted: int, max_batch_tokens: int
     ) -> Rates:
         """Return one rate for every size that can be."""
         seconds = np.full(requests * (1 + drafted) + 1, self.step_time_s)
@@ -53,7 +54,7 @@ class ProfileStepRates:
         self._draft_s, self._a_token_each = draft[0].seconds, draft[1]
 
     def steps_per_s(
-        self, requests: int, drafted: int, context_tokens: int, prompt_tokens: int, max_batch_tokens: int
+        self, requests: int, drafted: int, context_tokens: int, prompt_tokens: int, admitted: int, max_batch_tokens: int
     ) -> Rates:
         """Return 1 / (draft time + target time) at each size that can be."""
         cost = self._cost
@@ -61,7 +62,7 @@ class ProfileStepRates:
         other_s += float(self._draft_s[requests]) * (drafted if self._a_token_each else 1)
         as_verify = prompt_tokens if cost.prefill_as_verify else 0
         if not cost.prefill_as_verify:
-            other_s += cost.prefill_token_s * prompt_tokens
+            other_s += cost.prefill_token_s * prompt_tokens + cost.prefill_request_s * admitted
         sizes = np.minimum(np.arange(requests * (1 + drafted) + 1) + as_verify, cost.verify_s.size - 1)
         return _rates(other_s + cost.verify_s[sizes], requests, max_batch_tokens)
 

@@ -122,6 +122,11 @@ class Plan:
         """Prompt tokens of the step."""
         return sum(chunk.rows for chunk in self.chunks)
 
+    @property
+    def admitted(self) -> int:
+        """Requests whose prompt begins in the step."""
+        return sum(chunk.start == 0 for chunk in self.chunks)
+
 
 def check_settings(settings: Settings, max_context_tokens: int) -> None:
     """Raise `RequestError` where limits cannot be, or not with a target of ``max_context_tokens``."""

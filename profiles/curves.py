@@ -83,12 +83,12 @@ class StepCost:
     """Seconds of a step, as arrays and coefficients.
 
     A step that decodes ``r`` requests with ``b`` batch tokens (each request's bonus and its verified
-    draft tokens), ``c`` tokens in their caches and ``p`` prompt tokens takes ::
+    draft tokens), ``c`` tokens in their caches and ``p`` prompt tokens, with the beginnings of ``a`` prompts, takes ::
 
         overhead_s + draft_s[r] + verify_s[b + p'] + per_request_s r + per_context_token_s c + prefill
 
-    where prompts count as batch tokens (``p' = p``, no other term) or add ``prefill_token_s p``, plus
-    ``prefill_floor_s`` in a step without decoding.
+    where prompts count as batch tokens (``p' = p``, no other term) or add ``prefill_token_s p + prefill_request_s a``,
+    plus ``prefill_floor_s`` in a step without decoding.
     """
 
     verify_s: Floats
@@ -100,13 +100,20 @@ class StepCost:
     prefill_as_verify: bool
     prefill_floor_s: float
     prefill_token_s: float
+    prefill_request_s: float
 
-    def target_s(self, requests: int, batch_tokens: int, context_tokens: int, prefill_tokens: int) -> float:
-        """Return the seconds of a step without its draft time; all sizes in whole tokens."""
+    def target_s(
+        self, requests: int, batch_tokens: int, context_tokens: int, prefill_tokens: int, admitted: int = 0
+    ) -> float:
+        """Return the seconds of a step without its draft time; all sizes in whole tokens.
+
+        ``admitted``: requests whose prompt begins in this step.
+        """
         seconds = self.overhead_s + self.per_request_s * requests + self.per_context_token_s * context_tokens
         if self.prefill_as_verify:
             return seconds + float(self.verify_s[batch_tokens + prefill_tokens])
         seconds += float(self.verify_s[batch_tokens]) + self.prefill_token_s * prefill_tokens
+        seconds += self.prefill_request_s * admitted
         return seconds + (self.prefill_floor_s if batch_tokens == 0 and prefill_tokens > 0 else 0.0)
 
 
@@ -125,6 +132,7 @@ def step_cost(step_time: StepTime, max_batch_tokens: int) -> StepCost:
         prefill_as_verify=as_verify,
         prefill_floor_s=0.0 if isinstance(prefill, PrefillAsVerify) else prefill.floor_s,
         prefill_token_s=0.0 if isinstance(prefill, PrefillAsVerify) else prefill.per_token_s,
+        prefill_request_s=0.0 if isinstance(prefill, PrefillAsVerify) else prefill.per_request_s or 0.0,
     )
 
 

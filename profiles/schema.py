@@ -131,12 +131,23 @@ class SourcedCount(Section):
 
 
 class LinearPrefill(Section):
-    """Prompt tokens add ``per_token_s`` each to a step; a step of prompts alone starts from ``floor_s``."""
+    """Prompt tokens add ``per_token_s`` each to a step; a step of prompts alone starts from ``floor_s``.
+
+    ``per_request_s``: what letting a request in costs whatever its length, added for each one whose prompt begins in
+    the step (anew after a preemption). Absent: nothing.
+    """
 
     kind: Literal["linear"] = "linear"
     floor_s: Seconds
-    per_token_s: Annotated[float, Gt(0)]
+    per_token_s: Seconds
+    per_request_s: Annotated[float, Gt(0)] | None = None
     provenance: Provenance
+
+    @model_validator(mode="after")
+    def _costs_something(self) -> LinearPrefill:
+        if self.per_token_s == 0 and self.per_request_s is None:
+            raise ValueError("a prompt must cost something: per_token_s is 0 and there is no per_request_s")
+        return self
 
 
 class PrefillAsVerify(Section):

@@ -135,11 +135,11 @@ def describe(profile: Profile, path: Path) -> Report:
 
 def _step_time(step_time: StepTime) -> Report:
     prefill = step_time.prefill
-    linear = (
-        {"floor_ms": 1e3 * prefill.floor_s, "per_token_ms": 1e3 * prefill.per_token_s}
-        if isinstance(prefill, LinearPrefill)
-        else {}
-    )
+    linear = {}
+    if isinstance(prefill, LinearPrefill):
+        linear = {"floor_ms": 1e3 * prefill.floor_s, "per_token_ms": 1e3 * prefill.per_token_s}
+        if prefill.per_request_s is not None:
+            linear["per_request_ms"] = 1e3 * prefill.per_request_s
     return {
         "verify": _curve(step_time.verify, "batch_tokens"),
         "draft": {name: {"per": cost.per, **_curve(cost.curve, "requests")} for name, cost in step_time.draft.items()},
@@ -285,8 +285,9 @@ def _step_time_lines(step_time: Report, steps: list[Report], assumed: list[str])
             lines += _points(cost, "requests", "requests")
     prefill, mark = step_time["prefill"], _mark("step_time.prefill", assumed)
     if prefill["kind"] == "linear":
+        letting_in = f", {prefill['per_request_ms']:.3g} ms a request let in" if "per_request_ms" in prefill else ""
         lines.append(
-            f"prefill{mark}: {1e3 * prefill['per_token_ms']:.3g} us a prompt token; "
+            f"prefill{mark}: {1e3 * prefill['per_token_ms']:.3g} us a prompt token{letting_in}; "
             f"a step of prompts alone starts from {prefill['floor_ms']:.4g} ms"
         )
     else:

@@ -66,7 +66,8 @@ S_TABLE_ROW = 16  #: memory of ``batch_table``
 S_SEEN_STEPS = 17  #: memory of ``dspark_async``: steps that drafted so far
 S_INDEX = 18  #: index of the replica
 S_WRONG = 19  #: the length that a policy may not choose
-STATE_HEAD = 20
+S_ADMITTED = 20  #: requests whose prompt begins in the step
+STATE_HEAD = 21
 
 # Head of ``state_f``.
 F_NOW = 0  #: start of the step that is planned next, or is under way
@@ -107,10 +108,11 @@ ENGINE_HEAD = 20
     C_PER_CONTEXT,
     C_PREFILL_TOKEN,
     C_PREFILL_FLOOR,
+    C_PREFILL_REQUEST,
     C_DEADLINE,
     C_FLOOR,
-) = range(7)
-ENGINE_F_HEAD = 7
+) = range(8)
+ENGINE_F_HEAD = 8
 
 # Policies that are compiled; the others choose in Python.
 NONE, FIXED, THRESHOLD, BATCH_TABLE, DSPARK, DSPARK_ASYNC, ORACLE, IN_PYTHON = range(8)
@@ -531,6 +533,7 @@ def _other_s(n, prompt, state_i, state_f, engine_i, engine_f):  # type: ignore[n
     other_s = engine_f[C_OVERHEAD] + engine_f[C_PER_REQUEST] * n + engine_f[C_PER_CONTEXT] * state_i[S_STEP_CONTEXT]
     if engine_i[E_AS_VERIFY] == 0:
         other_s += engine_f[C_PREFILL_TOKEN] * prompt
+        other_s += engine_f[C_PREFILL_REQUEST] * state_i[S_ADMITTED]
         if n == 0:
             other_s += engine_f[C_PREFILL_FLOOR]
     return other_s + state_f[F_DRAFT]

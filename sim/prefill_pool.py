@@ -89,6 +89,7 @@ class PrefillPool:
         while True:
             now = self.env.now
             self._abort_late(own, now)
+            begun = len(own)
             budget = self.settings.max_step_tokens - sum(prompt.left_tokens for prompt in own)
             while self.waiting and budget > 0:
                 row = self.waiting.popleft()
@@ -112,7 +113,8 @@ class PrefillPool:
                     chunks.append((prompt, tokens))
                     left -= tokens
             prompt_tokens = self.settings.max_step_tokens - left
-            step_s = cost.target_s(0, 0, 0, prompt_tokens)
+            # Each of those just taken in has a chunk: it came while there was budget left.
+            step_s = cost.target_s(0, 0, 0, prompt_tokens, len(own) - begun)
             yield self.env.timeout(step_s)
             delivered = self._finish(own, chunks)
             outside = cost.prefill_as_verify and prompt_tokens > cost.known_to

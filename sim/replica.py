@@ -41,11 +41,15 @@ MANY = 1 << 40
 
 @dataclass(slots=True)
 class InPrefill:
-    """A request whose prompt is being computed; ``blocks`` of KV are its own already."""
+    """A request whose prompt is being computed; ``blocks`` of KV are its own already.
+
+    ``begun``: some of its prompt is computed. One that has only its seat is what vLLM still counts as waiting.
+    """
 
     row: int
     left_tokens: int
     blocks: int
+    begun: bool = False
 
 
 class Replica:
@@ -232,6 +236,7 @@ class Replica:
         share = engine.prefill.share(decoding, bool(self.in_prefill), engine.max_batch_tokens)
         state[k.S_SHARES] = share.decodes
         state[k.S_PROMPT] = self._take_chunks(share.prompt_tokens) if self.in_prefill else 0
+        state[k.S_ADMITTED] = sum(not request.begun for request, _ in self._chunks) if self._chunks else 0
         state[k.S_FREE] = self.kv.free
         if self._in_python and decoding and share.decodes:
             state[k.S_AHEAD] = self.verifier.draft_length(decoding, engine.trained_length)
@@ -338,6 +343,7 @@ class Replica:
         """Count down prompts; a prompt's last chunk delivers a token."""
         delivered = 0
         for request, tokens in self._chunks:
+            request.begun = True
             request.left_tokens -= tokens
             if request.left_tokens:
                 break

@@ -113,7 +113,9 @@ def build_engine(
         verify = dataclasses.replace(verify, verify_s=padded)
     return Engine(
         policy=policy,
-        cost=dataclasses.replace(verify, prefill_as_verify=False, prefill_floor_s=0.0, prefill_token_s=0.0),
+        cost=dataclasses.replace(
+            verify, prefill_as_verify=False, prefill_floor_s=0.0, prefill_token_s=0.0, prefill_request_s=0.0
+        ),
         draft_s=draft_s,
         draft_per_token=per_token,
         known_requests=known,

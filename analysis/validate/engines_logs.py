@@ -30,6 +30,7 @@ from sim.fleet import simulate
 from sim.loading import checked
 from sim.output import write_csv
 from sim.recorder import Recorder
+from sim.records import Columns
 
 FOLDER = "traces/llmservingsim-bench/RTXPRO6000"
 RUNS = {"Llama-3.1-8B": "1 x RTX PRO 6000", "Qwen3-32B": "2 x RTX PRO 6000, tensor parallel"}
@@ -101,7 +102,7 @@ def read_run(shared: Shared, name: str) -> Run:
 
 
 def simulate_run(run: Run, out: Path, seed: int) -> tuple[Lives, dict[str, Floats]]:
-    """Simulate a run from time 0; returns its requests and ``t``, ``running``, ``waiting`` at the end of each step."""
+    """Simulate a run from time 0; returns its requests and, by step, `vllm_counts`."""
     origin = Origin(source=cite(f"{FOLDER}/{run.name}/requests.jsonl"), hardware=RUNS[run.name])
     profile = Profile(
         format="dspark-profile/1",
@@ -139,8 +140,23 @@ arrivals: {{kind: replay, path: {profile.name}.csv}}
     result = simulate(engine, ready.scenario.fleet.router, 1, ready.traffic, horizon_s, ready.streams, Recorder("full"))
     requests, steps = result.requests, result.steps
     lives = Lives(*(np.asarray(requests[name], np.float64) for name in Lives.__slots__))
-    series = {"t": steps["ended_s"], "running": steps["running"], "waiting": steps["waiting"]}
-    return lives, {name: np.asarray(column, np.float64) for name, column in series.items()}
+    return lives, vllm_counts(requests, steps)
+
+
+def vllm_counts(requests: Columns, steps: Columns) -> dict[str, Floats]:
+    """Return ``t``, ``running`` and ``waiting`` at each step's end, counted as vLLM does.
+
+    There a request waits until a step holds some of its prompt (the scheduler of vLLM V1: it leaves the queue only
+    while the step has tokens left); the simulator counts it as running once it has a seat. For one replica that
+    computes prompts in order of arrival and preempts nobody.
+    """
+    prompts = np.cumsum(requests["prompt_tokens"])
+    # A prompt is begun once more tokens are computed than all earlier prompts hold.
+    begun = np.searchsorted(prompts - requests["prompt_tokens"], np.cumsum(steps["prompt_tokens"]))
+    running = begun - np.searchsorted(np.sort(requests["ended_s"]), steps["ended_s"], side="right")
+    waiting = steps["running"] + steps["waiting"] - running
+    counts = {"t": steps["ended_s"], "running": running, "waiting": waiting}
+    return {name: np.asarray(column, np.float64) for name, column in counts.items()}
 
 
 def at_seconds(series: dict[str, Floats], name: str, seconds: Floats) -> Floats:
@@ -184,22 +200,29 @@ def run_section(run: Run, out: Path, seed: int) -> Section:
     units |= {"prompt_token": "us a prompt token", "admission": "ms an admission"}
     factors = {"ms": 1e3, "us": 1e6, "ns": 1e9}
     law = ", ".join(f"{value * factors[units[name][:2]]:.3g} {units[name]}" for name, value in cost.items())
+    hosts = run.fit.inside.get("admission")
+    if "admission" in cost:
+        admission = ""
+    elif hosts is None:
+        admission = " Letting a request in costs nothing that the fit could find beside its tokens."
+    else:
+        admission = f" Letting a request in has no cost that could be told apart from others ({', '.join(hosts)})."
     lines = [
         *said(
             f"Fitted: {law}, to the {len(run.fit.requests)} requests that ended in the first "
             f"{run.fit.until_s - run.began_s:.1f} s (residuals {run.fit.rms:.1%} rms); they arrived within "
-            f"{run.last_fitted_s:.1f} s. Given: arrivals, lengths, {run.max_running} seats, {run.max_batch_tokens:,} "
-            f"tokens a step. Predicted: the {int(later.sum())} requests that arrived later, and the engine's own "
-            "count of running and waiting requests, second by second."
+            f"{run.last_fitted_s:.1f} s.{admission} Given: arrivals, lengths, {run.max_running} seats, "
+            f"{run.max_batch_tokens:,} tokens a step. Predicted: the {int(later.sum())} requests that arrived later, "
+            "and the engine's own count of running and waiting requests, second by second."
         ),
         "",
         *table(("metric", "predicted", "observed", "error %", "bound %"), rows),
         "",
         *said(
-            "Waiting is for a seat: the engine never ran out of cache here. Where seconds of the series miss, a crowd "
-            "of requests ends together a second or two before it did, and as many seats with it; the early part of a "
-            "run cannot tell what context costs from what a request costs "
-            f"({', '.join(run.fit.inside.get('context_token', ())) or 'it can here'}), and contexts grow later."
+            "Waiting is, as vLLM counts, until the first of the prompt is computed; the engine never ran out of cache "
+            "here. Where seconds of the series miss, a crowd of requests ends together a second or two before it did, "
+            "and as many seats with it; the early part of a run cannot tell what context costs from what a request "
+            f"costs ({', '.join(run.fit.inside.get('context_token', ())) or 'it can here'}), and contexts grow later."
         ),
     ]
     return Section(f"(i) {run.name} on {RUNS[run.name]}, vLLM 0.19.0", tuple(lines), tuple(checks))

@@ -290,7 +290,6 @@ def _to_law(
         points=tuple(points),
         misses=fit.misses[: len(points)],
         batch_tokens=_batches(points),
-        prompt_tokens=float(np.mean([point.prompt_tokens or 0.0 for point in points])),
     )
 
 

@@ -30,8 +30,7 @@ class Law:
     ``inside``: costs that could not be told apart, with those that they hide in. On top come ``saturating_s (1 -
     exp(-batch tokens / saturation_tokens))``, where experts are still being loaded, or ``bend_token_s`` for each batch
     token past ``bend_tokens``, where a step stops being bound by reading the weights. ``misses``: by row of the data,
-    ``predicted / observed - 1``. ``batch_tokens``: smallest and largest batch that was seen; ``prompt_tokens``: mean
-    prompt, 0 where not known.
+    ``predicted / observed - 1``. ``batch_tokens``: smallest and largest batch that was seen.
     """
 
     cost_s: dict[str, float]
@@ -39,7 +38,6 @@ class Law:
     inside: dict[str, tuple[str, ...]]
     misses: Floats
     batch_tokens: tuple[int, int]
-    prompt_tokens: float = 0.0
     saturating_s: float = 0.0
     saturation_tokens: float = 1.0
     bend_token_s: float = 0.0

@@ -108,7 +108,6 @@ def fit_request_log(requests: Sequence[LoggedRequest], until_s: float | None = N
         inside=inside | {"request": ("batch_token",)},
         misses=np.asarray(misses(np.log(np.maximum(cost, 1e-17)))),
         batch_tokens=(max(1, int(lives.decoding[lives.decoding > 0].min())), int(lives.decoding.max())),
-        prompt_tokens=float(np.mean([one.prompt_tokens for one in ended])),
         requests=tuple(ended),
         until_s=until,
     )

@@ -219,8 +219,8 @@ def _mixed(law: Law, name: str) -> str | None:
 
 
 def _prefill(law: Law, verify: Curve, origin: Origin, how: str) -> Prefill:
-    per_token = law.cost_s["prompt_token"]
-    if per_token <= 0:
+    per_token, admission = law.cost_s["prompt_token"], law.cost_s["admission"]
+    if per_token <= 0 and admission <= 0:
         return PrefillAsVerify(
             provenance=origin.assumed(
                 "the runs do not tell what a prompt costs; prompt tokens run through the same layers and are "
@@ -228,22 +228,17 @@ def _prefill(law: Law, verify: Curve, origin: Origin, how: str) -> Prefill:
                 "batch tokens"
             )
         )
-    admission, beside = law.cost_s["admission"], ""
-    if admission > 0 and law.prompt_tokens > 0:
-        # A profile has no cost of letting a request in: it is spread over the prompt's tokens.
-        per_token += admission / law.prompt_tokens
-        beside = (
-            f"; {admission * 1e3:.3g} ms a request is spread over {law.prompt_tokens:,.0f} tokens of prompt, the mean"
-        )
+    mixed = {name: _mixed(law, name) for name in ("prompt_token", "admission") if law.cost_s[name] > 0}
     first = known_range(verify)[0]
     return LinearPrefill(
         floor_s=seconds(float(evaluate(verify, first, "verify").seconds[first])),
         per_token_s=seconds(per_token),
+        per_request_s=seconds(admission) if admission > 0 else None,
         provenance=origin.of(
             "from how prompts slow those who decode and, where known, from first tokens at the lightest load; a "
             "step of "
-            f"prompts alone starts from the smallest batch{beside}; {how}",
-            _mixed(law, "prompt_token"),
+            f"prompts alone starts from the smallest batch; {how}",
+            "; ".join(filter(None, mixed.values())) or None,
         ),
     )
 

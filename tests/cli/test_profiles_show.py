@@ -83,6 +83,15 @@ def test_a_step_beyond_a_refusing_table_is_a_dash(capsys: pytest.CaptureFixture[
     assert "256 requests 11.30 -" in lines
 
 
+def test_a_price_of_letting_requests_in_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    profile = json.loads(find_profile("paper/v4_flash").read_text())
+    profile["step_time"]["prefill"]["per_request_s"] = 0.0125
+    path = tmp_path / "dear.json"
+    path.write_text(json.dumps(profile))
+    assert main([str(path), "--no-plots"]) == 0
+    assert " us a prompt token, 12.5 ms a request let in; a step of prompts alone" in capsys.readouterr().out
+
+
 def test_json_holds_the_same_numbers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["engines/v4_flash_b300_tp4", "--no-plots", "--json", "report.json"]) == 0
     capsys.readouterr()

@@ -162,7 +162,7 @@ def test_load_dependent_lengths_replayed_alone_give_the_same_text(policy):
 class Jagged:
     """Rates with steps up and down, so that load-aware policies have something to choose between."""
 
-    def steps_per_s(self, requests, drafted, context_tokens, prompt_tokens, max_batch_tokens):
+    def steps_per_s(self, requests, drafted, context_tokens, prompt_tokens, admitted, max_batch_tokens):
         sizes = np.arange(requests * (1 + drafted) + 1)
         rates = 1.0 / (1 + 0.2 * (sizes // 3) + 0.05 * sizes)
         rates[sizes > max_batch_tokens] = 0

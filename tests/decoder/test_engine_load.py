@@ -219,14 +219,19 @@ def test_a_journal_reads_back_as_it_was(tmp_path):
 
 
 def test_rates_of_a_step():
-    flat = FlatStepRates(0.5).steps_per_s(2, 2, 100, 7, 4)
+    flat = FlatStepRates(0.5).steps_per_s(2, 2, 100, 7, 1, 4)
     assert flat.tolist() == [np.inf, 0, 2, 2, 2, 0, 0]
     step_time = load_profile(SHIPPED / "engines" / "qwen3_8b_h20.json").step_time
     rates = ProfileStepRates(step_time, "dflash", 256, 32)
-    idle, busy = (rates.steps_per_s(4, 3, 1000, prompt, 200) for prompt in (0, 50))
+    idle, busy = (rates.steps_per_s(4, 3, 1000, prompt, 0, 200) for prompt in (0, 50))
     assert (idle[4:] > busy[4:]).all()
     assert (idle[1:4] == 0).all()
     assert idle.size == 17
+    assert step_time is not None
+    prefill = step_time.prefill.model_copy(update={"per_request_s": 0.03})
+    dear = ProfileStepRates(step_time.model_copy(update={"prefill": prefill}), "dflash", 256, 32)
+    let_in = dear.steps_per_s(4, 3, 1000, 50, 2, 200)
+    np.testing.assert_allclose(1 / let_in[4:], 1 / busy[4:] + 2 * 0.03)
 
 
 def test_the_engine_tells_its_policy_what_is_left_of_the_batch():
@@ -242,4 +247,4 @@ def test_the_engine_tells_its_policy_what_is_left_of_the_batch():
     engine.step()
     engine.submit(request("b", [1] * 30, new=2))
     engine.step()
-    assert seen[0] == (1, 4, 5, 16, 4)
+    assert seen[0] == (1, 4, 5, 16, 1, 4)

@@ -104,6 +104,7 @@ def engine(
     overhead_s: float = 0.0,
     prompt_floor_s: float = 0.0,
     prompt_token_s: float = 0.001,
+    prompt_request_s: float = 0.0,
     prompts_as_batch: bool = False,
     draft_s: float | Callable[[np.ndarray], np.ndarray] = 0.0,
     draft_per_token: bool = False,
@@ -121,7 +122,8 @@ def engine(
     """Build an engine; what a test does not say is flat, free and without end.
 
     ``step_s``, ``draft_s``: seconds of a step whatever its batch tokens (of drafting, whatever the requests), or a
-    function of their number. Prompts cost ``prompt_token_s`` a token unless ``prompts_as_batch``.
+    function of their number. Prompts cost ``prompt_token_s`` a token and ``prompt_request_s`` at their beginning unless
+    ``prompts_as_batch``.
     """
     sizes = np.arange(max(largest, max_batch_tokens) + 1, dtype=np.float64)
     verify_s = np.asarray(step_s(sizes) if callable(step_s) else np.full(sizes.size, step_s), np.float64)
@@ -142,6 +144,7 @@ def engine(
             prefill_as_verify=prompts_as_batch,
             prefill_floor_s=0.0 if prompts_as_batch else prompt_floor_s,
             prefill_token_s=0.0 if prompts_as_batch else prompt_token_s,
+            prefill_request_s=0.0 if prompts_as_batch else prompt_request_s,
         ),
         draft_s=draft,
         draft_per_token=draft_per_token,
@@ -392,11 +395,25 @@ def _audit_prices(result: RunResult, toy: Engine, replicas: int) -> None:
     else:
         alone = (n == 0) & (prompts > 0)
         expected = expected + cost.verify_s[batch] + cost.prefill_token_s * prompts + cost.prefill_floor_s * alone
+        expected = expected + cost.prefill_request_s * _begun(result, expected, cost.prefill_request_s)
     np.testing.assert_allclose(steps["busy_s"], expected, rtol=1e-9)
     size = batch + prompts if cost.prefill_as_verify else batch
     outside = (size > cost.known_to) | ((size > 0) & (size < cost.known_from))
     outside |= (drafted > 0) & (n > toy.known_requests)
     np.testing.assert_array_equal(steps["outside_steps"], outside)
+
+
+def _begun(result: RunResult, others_s: np.ndarray, each_s: float) -> np.ndarray:
+    """Return how many prompts each step began, as its length says, and count them."""
+    requests, steps = result.requests, result.steps
+    if each_s == 0:
+        return np.zeros(others_s.size)
+    begun = np.rint((steps["busy_s"] - others_s) / each_s)
+    assert ((begun >= 0) & (begun <= steps["prompt_tokens"])).all()
+    # A prompt that delivered was begun, and none is begun twice but after a preemption.
+    assert steps["first_tokens"].sum() <= begun.sum()
+    assert begun.sum() <= (~np.isnan(requests["admitted_s"])).sum() + requests["preemptions"].sum()
+    return begun
 
 
 def _audit_crowd(result: RunResult, replicas: int) -> None:

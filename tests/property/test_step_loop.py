@@ -61,10 +61,17 @@ CASES: dict[str, dict[str, Any]] = {
     "deadline": {"deadline_s": 0.9, "max_running": 4},
     "small_batch": {"max_batch_tokens": 9, "max_running": 6, "prefill": Chunked(chunk_tokens=3)},
     "exclusive": {"prefill": Exclusive(), "max_running": 5},
+    "dear_admission": {
+        "prompt_request_s": 0.017,
+        "kv_blocks": 24,
+        "block_tokens": 4,
+        "prefill": Chunked(chunk_tokens=3),
+    },
     "context_limit": {"max_context_tokens": 30},
     "prompts_as_batch": {"prompts_as_batch": True, "prefill": Chunked(chunk_tokens=8)},
     "pool": {
         "prefill": Disaggregated(replicas=1, hand_off=0.013, max_step_tokens=16),
+        "prompt_request_s": 0.017,
         "kv_blocks": 40,
         "block_tokens": 4,
     },

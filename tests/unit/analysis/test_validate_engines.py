@@ -13,8 +13,10 @@ from analysis.validate.engines_aic import (
     Series,
     every_second,
     fit_law,
+    load_points,
     predict_alone,
     read_series,
+    simulate_points,
     tpot_ms,
     ttft_ms,
     twins,
@@ -22,9 +24,13 @@ from analysis.validate.engines_aic import (
 from analysis.validate.engines_cells import Loop, errors_percent, simulate_loop
 from analysis.validate.engines_dcut import fixed_blocks, published_length
 from analysis.validate.engines_flash import Steps, bisect, losing, pays
-from analysis.validate.engines_logs import FITTED_SHARE, RUNS, at_seconds, read_run, run_section
+from analysis.validate.engines_logs import FITTED_SHARE, RUNS, at_seconds, read_run, run_section, vllm_counts
 from analysis.validate.engines_plots import _against, draw_setups
+from analysis.validate.rungs import Settings
+from profiles.fitting.closed_loop import amounts_of, fit_closed_loop
 from profiles.recipes.sources import Shared
+from sim.batching import Chunked
+from tests.helpers.fleet import at_once, engine, run
 
 POINTS = np.array([[n, p, o, 0.0, 0.0] for n in (4, 16, 64) for p, o in ((1024, 1024), (1024, 8192), (8192, 1024))])
 
@@ -82,6 +88,23 @@ def test_left_out_points_do_not_reach_the_fit(shared):
     changed[out, 3:] *= 7.0
     errors = predict_alone(series.points, out, bent=False)
     assert np.allclose((1 + predict_alone(changed, out, bent=False)) * 7.0, 1 + errors)
+
+
+def test_a_law_as_a_profile_simulates_what_it_calculates(tmp_path):
+    """Prompts far from the mean too, where a price of letting requests in cannot hide in the price of a token."""
+    loads = [[n, p, 256.0] for n in (8, 64, 256) for p in (256.0, 1024.0, 4096.0)]
+    cost = {"floor": 5e-3, "batch_token": 1e-4, "prompt_token": 1e-5, "admission": 20e-3}
+    points = np.array([[*row, 0.0, 1.0] for row in loads])
+    amounts = amounts_of(load_points(points, seen=False))
+    points[:, 3] = 1e3 * sum(value * amounts[name] for name, value in cost.items())
+    fit = fit_closed_loop(load_points(points, seen=False), bent=False)
+    law = dataclasses.replace(fit, cost_s=dict.fromkeys(fit.cost_s, 0.0) | cost)
+    series, settings = Series("1", points, frozenset(), 1.0, "made up"), Settings(shared=Shared(tmp_path), out=tmp_path)
+    found = simulate_points(series, law, settings)
+    assert len(found) == 3
+    simulated, calculated = zip(*(one[1:] for one in found), strict=True)
+    # A request does not wait for its own prefill between its tokens; the formula charges it all: a 64th of that.
+    assert np.abs(errors_percent(simulated, calculated)).max() < 1
 
 
 def test_the_series_are_those_of_the_readme(shared):
@@ -148,6 +171,18 @@ def test_the_graph_limit_ends_a_fixed_length(shared):
 def test_a_series_is_held_between_steps():
     series = {"t": np.array([1.0, 2.0]), "running": np.array([5.0, 7.0])}
     assert at_seconds(series, "running", np.array([0.5, 1.0, 1.9, 9.0])).tolist() == [0, 5, 5, 7]
+
+
+def test_a_request_waits_until_its_prompt_is_begun():
+    """A step computes 100 prompt tokens; all four have a seat from the first on."""
+    toy = engine(prefill=Chunked(chunk_tokens=100))
+    result = run(toy, at_once(4, prompt=[100, 50, 150, 20], output=[9, 1, 9, 9]))
+    assert (result.steps["running"][:4] == [4, 3, 3, 3]).all()
+    counts = vllm_counts(result.requests, result.steps)
+    assert counts["running"][:4].tolist() == [1, 2, 2, 3]
+    assert counts["waiting"][:4].tolist() == [3, 1, 1, 0]
+    assert (counts["running"][4:] == result.steps["running"][4:]).all()
+    assert counts["running"][-1] == counts["waiting"][-1] == 0
 
 
 def test_the_start_of_a_run_predicts_the_rest(shared, tmp_path):

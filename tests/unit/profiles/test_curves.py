@@ -127,6 +127,14 @@ def test_a_step_adds_up() -> None:
     assert cost.target_s(0, 0, 0, 30) == pytest.approx(0.003 + 0.005 + 0.0001 * 30)
 
 
+def test_letting_a_request_in_may_cost_by_itself() -> None:
+    dear = PREFILL.model_copy(update={"per_request_s": 0.004})
+    with_it, without = (step_cost(StepTime(verify=LAW, prefill=prefill), 50) for prefill in (dear, PREFILL))
+    for step in ((4, 12, 0, 30), (0, 0, 0, 30)):
+        assert with_it.target_s(*step, 3) == pytest.approx(without.target_s(*step, 3) + 3 * 0.004)
+        assert with_it.target_s(*step, 0) == without.target_s(*step)
+
+
 def test_prompts_may_cost_what_verified_tokens_cost() -> None:
     cost = step_cost(StepTime(verify=LAW, prefill=PrefillAsVerify(provenance=SOURCED)), 50)
     assert cost.target_s(4, 12, 0, 30) == pytest.approx(0.01 + 0.001 * 42)

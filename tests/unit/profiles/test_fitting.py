@@ -314,6 +314,23 @@ def test_a_step_time_says_what_it_rests_on() -> None:
     assert prefill.provenance.origin == "assumed"
 
 
+def test_letting_a_request_in_keeps_its_own_price() -> None:
+    fit = fit_closed_loop([point(n) for n in LOADS])
+    dear = dataclasses.replace(fit, cost_s=fit.cost_s | {"prompt_token": 2e-5, "admission": 0.003}, inside={})
+    prefill = step_time_of(dear, ORIGIN, request_share=None).prefill
+    assert isinstance(prefill, LinearPrefill)
+    assert (prefill.per_token_s, prefill.per_request_s) == (2e-5, 0.003)
+    alone = dataclasses.replace(dear, cost_s=dear.cost_s | {"prompt_token": 0.0}, inside={"admission": ("floor",)})
+    prefill = step_time_of(alone, ORIGIN, request_share=None).prefill
+    assert isinstance(prefill, LinearPrefill)
+    assert (prefill.per_token_s, prefill.per_request_s) == (0.0, 0.003)
+    assert prefill.provenance.reason == (
+        "of the cost of letting a request in and the floor of a step only a mixture is known: they share it evenly"
+    )
+    free = dataclasses.replace(alone, cost_s=alone.cost_s | {"admission": 0.0})
+    assert isinstance(step_time_of(free, ORIGIN, request_share=None).prefill, PrefillAsVerify)
+
+
 def test_half_of_the_slope_may_be_given_to_requests() -> None:
     points = [dataclasses.replace(point(n), ttft_s=None, prompt_tokens=None, output_tokens=None) for n in LOADS]
     whole = fit_closed_loop(points)

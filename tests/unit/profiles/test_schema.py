@@ -46,6 +46,10 @@ def with_law(**changes: object) -> Callable[[Json], object]:
     return lambda profile: verify(profile).update(changes)
 
 
+def with_prefill(**changes: object) -> Callable[[Json], object]:
+    return lambda profile: profile["step_time"]["prefill"].update(changes)
+
+
 def with_segments(*segments: Json) -> Callable[[Json], object]:
     table = {"kind": "table", "segments": list(segments), "provenance": SOURCED}
     return lambda profile: profile["step_time"].update(verify=table)
@@ -92,6 +96,22 @@ FAULTS: list[tuple[Callable[[Json], object], str]] = [
     (
         lambda p: (p.pop("step_time"), p.update(acceptance={})),
         "1: a profile needs step_time, acceptance or both",
+    ),
+    # prompts
+    (
+        with_prefill(per_request_s=-0.001),
+        "24: step_time.prefill.per_request_s: expected above 0 (got -0.001)",
+    ),
+    (with_prefill(per_request_s=0), "24: step_time.prefill.per_request_s: expected above 0 (got 0)"),
+    (with_prefill(per_request_s="1 ms"), "24: step_time.prefill.per_request_s: expected a number (got '1 ms')"),
+    (with_prefill(per_token_s=-1e-5), "19: step_time.prefill.per_token_s: expected at least 0 (got -1e-05)"),
+    (
+        with_prefill(per_token_s=0),
+        "16: step_time.prefill: a prompt must cost something: per_token_s is 0 and there is no per_request_s",
+    ),
+    (
+        lambda p: p["step_time"].update(prefill={"kind": "as_verify", "per_request_s": 1, "provenance": SOURCED}),
+        "18: step_time.prefill.per_request_s: unknown key; known: kind, provenance",
     ),
     # tables
     (with_segments(segment(sizes=[8, 1])), "9: step_time.verify.segments[0]: sizes must rise: 1 follows 8"),

@@ -116,6 +116,15 @@ def test_a_preempted_request_keeps_its_first_token_and_its_first_admission():
         assert crowded[name].tolist() == roomy[name].tolist()
 
 
+def test_a_preempted_prompt_is_begun_and_paid_for_anew():
+    free, dear = (
+        run(engine(block_tokens=1, kv_blocks=100, prompt_request_s=price), at_once(2, prompt=20, output=60))
+        for price in (0.0, 5.0)
+    )
+    assert dear.requests["preemptions"].tolist() == [0, 1]
+    assert dear.steps["busy_s"].sum() == pytest.approx(free.steps["busy_s"].sum() + 3 * 5.0)
+
+
 def test_the_gap_of_a_preemption_is_the_longest_gap():
     toy = engine(block_tokens=1, kv_blocks=100)
     requests = run(toy, at_once(2, prompt=20, output=60)).requests

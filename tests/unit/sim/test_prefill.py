@@ -1,11 +1,13 @@
 """How prompts share the engine with decoding: chunked, exclusive, on a pool of their own."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from sim.batching import Chunked, Disaggregated, Exclusive
 from sim.verify.fixed import Fixed
-from tests.helpers.fleet import always, at_once, engine, run, traffic
+from tests.helpers.fleet import always, at_once, engine, run, same_run, traffic
 
 STEP_S, TOKEN_S, FLOOR_S = 0.01, 1e-4, 0.002
 
@@ -27,6 +29,33 @@ def test_two_prompts_share_a_chunk_first_come_first_served():
     result = run(toy(Chunked(chunk_tokens=512)), at_once(2, prompt=300, output=1))
     assert result.steps["prompt_tokens"].tolist() == [512, 88]
     assert result.requests["first_token_s"] == pytest.approx([FLOOR_S + 512 * TOKEN_S, 2 * FLOOR_S + 600 * TOKEN_S])
+
+
+def test_letting_a_request_in_is_paid_in_the_step_that_begins_its_prompt():
+    """Four seats are taken at once; chunks of 100 begin prompts 0, then 1 and 2, then none, then 3."""
+    dear = {"prompt_request_s": 0.5}
+    result = run(toy(Chunked(chunk_tokens=100), **dear), at_once(4, prompt=[100, 50, 150, 20], output=1))
+    assert (result.requests["admitted_s"] == 0).all()
+    assert result.steps["prompt_tokens"].tolist() == [100, 100, 100, 20]
+    own_s = FLOOR_S + np.array([100, 100, 100, 20]) * TOKEN_S
+    assert result.steps["busy_s"] == pytest.approx(own_s + 0.5 * np.array([1, 2, 0, 1]))
+    beside = run(toy(Chunked(), **dear), traffic([0.0, 0.6], prompt=[1, 10], output=[100, 1])).steps
+    longest = beside["busy_s"][1:].max()
+    assert longest == pytest.approx(STEP_S + 10 * TOKEN_S + 0.5)
+    assert (beside["busy_s"][1:] > STEP_S * 1.01).sum() == 1
+
+
+def test_the_pool_pays_for_each_request_that_it_takes_in():
+    dear = toy(apart(max_step_tokens=100), prompt_request_s=0.5)
+    result = run(dear, at_once(3, prompt=[40, 40, 250], output=1))
+    own_s = FLOOR_S + np.array([100, 100, 100, 30]) * TOKEN_S
+    assert result.steps["busy_s"] == pytest.approx(own_s + 0.5 * np.array([3, 0, 0, 0]))
+
+
+def test_prompts_that_count_as_batch_tokens_have_no_price_of_their_own():
+    cheap = engine(prompts_as_batch=True)
+    dear = dataclasses.replace(cheap, cost=dataclasses.replace(cheap.cost, prefill_request_s=9.0))
+    assert same_run(*(run(one, at_once(3, prompt=30, output=4)) for one in (cheap, dear)))
 
 
 def test_the_size_of_a_chunk_changes_no_token():
