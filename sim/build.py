@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,7 +119,13 @@ def _load(name: str | None, key: str, document: Document) -> Loaded:
         raise ScenarioError(document.fault(error.faults[0].message, ("fleet", key))) from None
     if not path.exists():
         raise ScenarioError(document.fault(f"no such file (got '{name}')", ("fleet", key)))
-    return Loaded(load_profile(path), path)
+    return Loaded(_read(path, digest(path)), path)
+
+
+@functools.lru_cache(maxsize=8)
+def _read(path: Path, digest: str) -> Profile:
+    """Read a profile of this content once: all points and replications of a sweep ask for it."""
+    return load_profile(path)
 
 
 def build_engine(

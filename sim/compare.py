@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import t as student_t
+from scipy.special import stdtrit
 
 from sim.metrics import Metrics
 
@@ -42,7 +42,7 @@ def estimate(values: Sequence[float | int | None]) -> Estimate:
     mean = float(np.mean(known))
     if len(known) == 1 or not np.isfinite(mean):
         return Estimate(mean, None)
-    quantile = float(student_t.ppf(0.5 + CONFIDENCE / 2, len(known) - 1))
+    quantile = float(stdtrit(len(known) - 1, 0.5 + CONFIDENCE / 2))
     return Estimate(mean, quantile * float(np.std(known, ddof=1)) / np.sqrt(len(known)))
 
 

@@ -8,7 +8,6 @@ Wall time is measured here and nowhere else; no result holds it.
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 import os
 import signal
 import sys
@@ -17,8 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -27,6 +25,7 @@ from tqdm import tqdm
 from sim.cells import Cell, CellResult, Work, run_cell
 from sim.errors import Fault, InputError
 from sim.output import code_digest
+from sim.processes import start_process
 
 #: Gets the number of cells done so far, those under way counted by the share of their horizon.
 OnProgress = Callable[[float], None]
@@ -140,11 +139,10 @@ class LocalExecutor:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """End all processes: those at work are stopped, the others find their pipe closed."""
+        """End all processes; what they held was handed on."""
         for worker in self._workers:
             worker.pipe.close()
-            if worker.cell is not None:
-                worker.process.terminate()
+            worker.process.terminate()
         for worker in self._workers:
             worker.process.join()
         self._workers.clear()
@@ -158,15 +156,17 @@ class LocalExecutor:
             return
         waiting = list(cells)
         died: dict[Cell, int] = {}
-        while waiting or any(worker.cell is not None for worker in self._workers):
+        ended: list[Done] = []
+        while True:
             for worker in self._idle(len(waiting)):
                 if waiting:
                     _hand_over(worker, work, _next(worker, waiting, self._workers))
+            yield from ended  # after handing over: no worker waits for what is done with them
             busy = {worker.pipe: worker for worker in self._workers if worker.cell is not None}
-            for pipe in wait(list(busy), timeout=1.0):
-                done = self._receive(busy[pipe], died, waiting)  # type: ignore[index]
-                if done is not None:
-                    yield done
+            if not busy:
+                return
+            messages = [self._receive(busy[pipe], died, waiting) for pipe in wait(list(busy), timeout=1.0)]  # type: ignore[index]
+            ended = [message for message in messages if message is not None]
             under_way = [worker.share for worker in self._workers if worker.cell is not None]
             on_progress(len(cells) - len(waiting) - len(under_way) + sum(under_way))
 
@@ -203,18 +203,8 @@ class LocalExecutor:
 
 
 def _start() -> _Worker:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs,), daemon=True)
-    # Ctrl-C is for the one who gives the work. The process inherits the mask: ignoring the signal in `_serve` alone
-    # would come too late for one that is still starting. The resource tracker, which the first process would start,
-    # lets the signal through again when it has started: so it is started before.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    ours, theirs = Pipe()
+    process = start_process(_serve, theirs)
     theirs.close()  # or the pipe would stay open when the process dies
     return _Worker(process, ours)
 

@@ -86,12 +86,18 @@ def executor_of(options: argparse.Namespace) -> Executor:
         raise InputError(Fault(f"expected at least 1 (got {options.jobs})", "--jobs"))
     import os
 
-    from sim.executors import LocalExecutor, RayExecutor
-
+    jobs = options.jobs or os.cpu_count() or 1
     if options.executor == "local":
         if options.address is not None:
             raise InputError(Fault("has no effect without --executor ray", "--address"))
-        return LocalExecutor(options.jobs or os.cpu_count() or 1)
+        if jobs > 1:
+            from sim.processes import start_server
+
+            start_server()  # before anything that takes time to load
+    from sim.executors import LocalExecutor, RayExecutor
+
+    if options.executor == "local":
+        return LocalExecutor(jobs)
     if options.address is not None and options.jobs is not None:
         raise InputError(Fault("has no effect: the cluster has its processors", "--jobs"))
     return RayExecutor(options.address, options.jobs)

@@ -52,6 +52,10 @@ def _run(options: argparse.Namespace) -> int:
 
         print(_yaml(resolved(scenario)), end="")
         return 0
+    if options.jobs > 1:
+        from sim.processes import start_server
+
+        start_server()  # it loads what cells need while this process loads what plots need
     from analysis.session import draw_plots
     from sim.report import report_text
     from sim.session import run_session

@@ -12,10 +12,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from profiles.errors import exit_code_of
 from sim.options import add_executor_options, add_scenario_options, check_json, executor_of, save_json, scenario_of
+
+if TYPE_CHECKING:
+    from sim.report import Outcome
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,12 +50,11 @@ def _run(options: argparse.Namespace) -> int:
     out = Path("runs") / f"{scenario.name}-sweep" if options.out is None else Path(options.out)
     if options.json is not None:
         check_json(Path(options.json), out)
-    from analysis.session import draw_frontiers
     from sim.report import comparison_rows, report_text
     from sim.sweeping import run_sweep
 
     swept = run_sweep(
-        scenario, document, out, executor, strict=options.strict, resume=options.resume, draw=draw_frontiers
+        scenario, document, out, executor, strict=options.strict, resume=options.resume, load_draw=_load_draw
     )
     print(report_text(swept.outcome, "cells.parquet, comparison.csv, manifest.json"))
     if swept.failed:
@@ -60,6 +64,12 @@ def _run(options: argparse.Namespace) -> int:
         data = {"scenario": scenario.name, "comparison": comparison_rows(swept.outcome), "timing": timing}
         save_json(data, Path(options.json))
     return 1 if swept.failed else 0
+
+
+def _load_draw() -> Callable[[Outcome, Path], None]:
+    from analysis.session import draw_frontiers
+
+    return draw_frontiers
 
 
 if __name__ == "__main__":

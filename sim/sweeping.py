@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,12 +64,13 @@ def run_sweep(
     *,
     strict: bool,
     resume: bool,
-    draw: Callable[[Outcome, Path], None],
+    load_draw: Callable[[], Callable[[Outcome, Path], None]],
 ) -> Swept:
     """Run all cells of a scenario that ``out`` does not hold yet, then write what they gave together.
 
     Everything that can be refused is refused before the first cell runs. Each cell's result appears under ``out`` by
     rename as it ends, so that an interrupted sweep can be resumed. A cell that fails is reported and stops nothing.
+    ``load_draw`` returns what draws the plots of an outcome into a folder; it is called aside, while cells run.
     """
     work = Work(document, strict)
     cells = work.cells()
@@ -77,12 +79,13 @@ def run_sweep(
     asked = dependences(work, dict(zip(points, plants, strict=True)))
     runs: list[Done] = []
     failed: dict[Cell, Failure] = {}
-    with executor:
+    with executor, ThreadPoolExecutor(1) as aside:
         store = open_store(out, asked, resume=resume)
         shutil.rmtree(out / _FAILED, ignore_errors=True)
         results = {cell: result for cell in cells if (result := store.load(cell)) is not None}
         reused = len(results)
         missing = [cell for cell in cells if cell not in results]
+        loading = aside.submit(load_draw)
         began_s = time.perf_counter()
         try:
             with progress_bar(scenario.name, len(cells), reused) as show:
@@ -101,7 +104,7 @@ def run_sweep(
     outcome = Outcome(scenario, plants[0], out, tuple(_loaded(store, cell, cell in failed) for cell in cells))
     write_rows([_row(outcome, one, failed) for one in outcome.cells], out / "cells.parquet")
     write_csv(comparison_rows(outcome), out / "comparison.csv")
-    draw(outcome, out)
+    loading.result()(outcome, out)
     write_json(_manifest(outcome, store, asked, failed), out / MANIFEST)
     return Swept(outcome, failed, reused, tuple(sorted(runs, key=lambda done: cells.index(done.cell))), wall_s)
 
