@@ -66,8 +66,8 @@ def _numbers(trial: Trial, profile: Profile, minutes: float) -> Section:
     lines = [
         *said(
             f"{profile.description} Fitted: those step times, measured on this machine ({hardware}) in turns with the "
-            "runs, never from them. Given: acceptance, a bank of held-out text, and each repeat's arrivals, which engine "
-            "and simulator share. "
+            "runs, never from them. Given: acceptance, a bank of held-out text, and each repeat's arrivals, which "
+            "engine and simulator share. "
             f"Predicted: everything below. A run is {plan.horizon_s:g} s, idle time being skipped; "
             f"repeats: {repeats}; {minutes:.0f} minutes in all, of {plan.minutes:g} allowed. An error is the mean over "
             f"repeats. Noise is what such a mean may stray by ({CONFIDENCE:.0%}), from how the repeats' errors differ, "
