@@ -12,7 +12,12 @@ and ``loss = sum_k w_k (ce_weight ce + tv_weight tv + confidence_weight bce) / s
 are never held. A drafter with a reduced vocabulary has q = 0 outside it; what the target puts there can never be
 accepted and counts in full. A label outside has no cross entropy (it would be infinite) and the weight of none.
 
-Source: what the published DSpark configs train with (DeepSpec), which its training vectors pin down.
+A label is one draw from p. Where the target is at hand its whole distribution can take the label's place,
+``ce = -sum p log q`` over the draft vocabulary: at temperature 1 the gradient has the same mean, without the noise of
+which token was drawn (distillation).
+
+Source: what the published DSpark configs train with (DeepSpec), which its training vectors pin down; that is with
+labels.
 """
 
 from __future__ import annotations
@@ -30,6 +35,7 @@ from decoder.sampling import working_dtype
 CHUNK_ROWS = 256
 
 PositionWeights = Literal["published", "block", "even"]
+CrossEntropy = Literal["text", "target"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +43,15 @@ class LossWeights:
     """Weights of the terms; the defaults are those of the published configs.
 
     ``positions``: how the weight falls over a block's positions k = 0, 1, ...: ``published`` exp(-k / 4); ``block``
-    exp(-k / block length), which falls as far over a long block as over a short one; ``even`` 1.
+    exp(-k / block length), which falls as far over a long block as over a short one; ``even`` 1. ``ce_of``: what the
+    cross entropy is of, the ``text``'s own next token or the ``target``'s distribution.
     """
 
     ce: float = 0.1
     tv: float = 0.9
     confidence: float = 1.0
     positions: PositionWeights = "published"
+    ce_of: CrossEntropy = "text"
 
 
 def position_weights(form: PositionWeights, length: int) -> Tensor:
@@ -72,6 +80,7 @@ def judge(
     ce_weights: Tensor,
     tv_weights: Tensor,
     bias: tuple[Tensor, Tensor] | None = None,
+    ce_of: CrossEntropy = "text",
 ) -> Judged:
     """Compare the drafter's distributions with the target's.
 
@@ -92,20 +101,34 @@ def judge(
         Weight of each row's terms in the sum.
     bias : (tensor [rows, rank], tensor [draft vocabulary, rank]), optional
         States and second matrix of a Markov head: their product is added to the logits.
+    ce_of : {"text", "target"}
+        Whether the cross entropy is of the labels or of the target's distribution.
 
     Returns
     -------
     Judged
-        ``ce`` is 0 where the label is -1. The loss goes backward into ``hidden``, ``head`` and ``bias``, where these
-        want it.
+        ``ce`` of a label is 0 where that is -1. The loss goes backward into ``hidden``, ``head`` and ``bias``, where
+        these want it.
     """
     half = torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else None
     low, second = bias if bias is not None else (None, None)
     if not torch.is_grad_enabled():  # or gradients would be worked out for nobody
         hidden, head = hidden.detach(), head.detach()
         low, second = (None, None) if low is None or second is None else (low.detach(), second.detach())
+    soft = ce_of == "target"
     loss, ce, accept = _Judge.apply(  # type: ignore[no-untyped-call]
-        hidden, head, target_states, target_head, log_norms, labels, ce_weights, tv_weights, low, second, half
+        hidden,
+        head,
+        target_states,
+        target_head,
+        log_norms,
+        labels,
+        ce_weights,
+        tv_weights,
+        low,
+        second,
+        half,
+        soft,
     )
     return Judged(loss, ce, accept)
 
@@ -113,7 +136,8 @@ def judge(
 class _Judge(torch.autograd.Function):
     """The gradient of both terms with respect to a row's logits is known in closed form, from what is at hand.
 
-    d ce / d logit_j = q_j - [j = label];   d sum |p - q| / d logit_j = q_j (s_j - sum_i s_i q_i), s = sign(q - p).
+    d ce / d logit_j = q_j - [j = label], or q_j sum_i p_i - p_j;
+    d sum |p - q| / d logit_j = q_j (s_j - sum_i s_i q_i), s = sign(q - p).
     """
 
     @staticmethod
@@ -130,6 +154,7 @@ class _Judge(torch.autograd.Function):
         low: Tensor | None,
         second: Tensor | None,
         half: torch.dtype | None,
+        soft: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         needs = ctx.needs_input_grad
         rows = hidden.shape[0]
@@ -155,21 +180,29 @@ class _Judge(torch.autograd.Function):
                 p.sub_(log_norms[part, None].to(wide)).exp_()
                 label = labels[part].clamp_min(0)[:, None]
                 inside = labels[part] >= 0
-                at_label = q.gather(1, label)[:, 0]
+                mass = p.sum(-1)
+                at_label = torch.einsum("nv,nv->n", p, q) if soft else q.gather(1, label)[:, 0]
                 top = q.max(-1)
                 q = torch.softmax(q, -1)
                 # The largest probability never underflows, and with its logit gives the normaliser.
                 norm = top.values - q.gather(1, top.indices[:, None])[:, 0].log()
-                ce[part] = torch.where(inside, norm - at_label, 0.0)
+                ce[part] = mass * norm - at_label if soft else torch.where(inside, norm - at_label, 0.0)
                 accept[part] = torch.minimum(p, q).sum(-1)
                 if not backward:
                     continue
+                ce_weight = ce_weights[part].to(wide)
+                tv_weight = tv_weights[part].to(wide)
+                if soft:
+                    pull, push = ce_weight[:, None] * p, ce_weight * mass
+                else:
+                    pull, push = None, torch.where(inside, ce_weight, 0.0)
                 grad = torch.sub(q, p, out=p).sign_()
                 mean = torch.einsum("nv,nv->n", grad, q)
-                ce_weight = torch.where(inside, ce_weights[part].to(wide), 0.0)
-                tv_weight = tv_weights[part].to(wide)
-                grad.mul_(tv_weight[:, None]).add_((ce_weight - tv_weight * mean)[:, None]).mul_(q)
-                grad.scatter_add_(1, label, -ce_weight[:, None])
+                grad.mul_(tv_weight[:, None]).add_((push - tv_weight * mean)[:, None]).mul_(q)
+                if pull is None:
+                    grad.scatter_add_(1, label, -push[:, None])
+                else:
+                    grad.sub_(pull)
                 grad = grad.to(narrow)
                 if d_hidden is not None:
                     d_hidden[part] = (grad @ matrix).to(wide)
@@ -191,7 +224,7 @@ class _Judge(torch.autograd.Function):
         d_hidden, d_head, d_low, d_second = (
             None if part is None or scale is None else part * scale for part in ctx.saved_tensors
         )
-        return d_hidden, d_head, None, None, None, None, None, None, d_low, d_second, None
+        return d_hidden, d_head, None, None, None, None, None, None, d_low, d_second, None, None
 
 
 def confidence_loss(logits: Tensor, accept: Tensor, weights: Tensor) -> Tensor:

@@ -88,6 +88,13 @@ def make_parser() -> argparse.ArgumentParser:
     )
     loss = parser.add_argument_group("loss")
     loss.add_argument("--ce-weight", type=float, default=0.1, help="of cross entropy (default: 0.1)")
+    loss.add_argument(
+        "--ce-of",
+        choices=("text", "target"),
+        default="text",
+        help="cross entropy of the token that the text goes on with (default, as published), or of the target's "
+        "whole distribution",
+    )
     loss.add_argument("--tv-weight", type=float, default=0.9, help="of total variation (default: 0.9)")
     loss.add_argument("--confidence-weight", type=float, default=1.0, help="default: 1")
     loss.add_argument(
@@ -297,6 +304,7 @@ def make_shape(options: argparse.Namespace, text: TrainingText) -> DraftShape:
             tv=options.tv_weight,
             confidence=options.confidence_weight,
             positions=options.position_weights,
+            ce_of=options.ce_of,
         ),
     )
 

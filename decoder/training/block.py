@@ -153,6 +153,7 @@ class BlockObjective:
             ce,
             tv,
             None if low is None or net.markov_head is None else (low, net.markov_head.markov_w2.weight),
+            self.weights.ce_of,
         )
         total = weights.sum()
         loss = found.loss

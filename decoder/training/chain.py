@@ -122,6 +122,7 @@ class ChainObjective:
             self._labels[batch.next_ids[at]],
             self.weights.ce * weights,
             self.weights.tv * weights,
+            ce_of=self.weights.ce_of,
         )
         total = weights.sum()
         loss = found.loss / total

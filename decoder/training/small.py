@@ -82,6 +82,7 @@ class SmallModelObjective:
             batch.next_ids[judged],
             self.weights.ce * each,
             self.weights.tv * each,
+            ce_of=self.weights.ce_of,
         )
         accept = found.accept.new_zeros(judged.shape[0], judged.shape[1] + self.length)
         accept[:, : judged.shape[1]][judged] = found.accept
