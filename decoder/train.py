@@ -115,6 +115,12 @@ def make_parser() -> argparse.ArgumentParser:
         "--anchors", type=int, metavar="N", help="blocks or chains a document (default: 32; small_model: every token)"
     )
     loop.add_argument("--learning-rate", type=float, default=1e-3, metavar="X", help="highest (default: 0.001)")
+    loop.add_argument(
+        "--optimizer",
+        choices=("adamw", "muon"),
+        default="adamw",
+        help="adamw (default); muon: for the matrices between hidden states, AdamW for the rest",
+    )
     loop.add_argument("--warmup-steps", type=int, default=50, metavar="N", help="default: 50")
     loop.add_argument("--weight-decay", type=float, default=0.01, metavar="X", help="default: 0.01")
     loop.add_argument("--clip", type=float, default=1.0, metavar="X", help="largest norm of the gradient (default: 1)")
@@ -177,6 +183,7 @@ def _run(options: argparse.Namespace, command: str) -> int:
         warmup_steps=options.warmup_steps,
         weight_decay=options.weight_decay,
         clip=options.clip,
+        optimizer=options.optimizer,
     )
     facts = {
         "target": target_name(options.target),

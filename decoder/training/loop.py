@@ -1,4 +1,4 @@
-"""Steps of AdamW, with a state on disk from which a run goes on as if it had never stopped.
+"""Steps of AdamW or Muon, with a state on disk from which a run goes on as if it had never stopped.
 
 A step is a function of the state before it, the seed and its number: which documents it reads and which anchors it
 draws do not depend on what came before. So a run that was killed ends with the same bytes as one that was not, as long
@@ -11,13 +11,13 @@ import json
 import math
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -32,6 +32,11 @@ from decoder.training.objective import Objective
 
 STATE = "training.state"  # safetensors; not by that name, which is that of weights
 METRICS = "metrics.jsonl"
+#: A step of Muon, as a multiple of AdamW's at the same learning rate: of 1 and 3, tried on smollm2 for 300 steps, 3 was
+#: better (0.365 and 0.375 of first draft tokens accepted; AdamW 0.342).
+MUON_STEP = 3.0
+#: Matrices with one side longer than so many of the other are tables over a vocabulary, or a head of one output.
+_LONGEST_SIDE = 16
 _OF_THE_LOOP = ("step", "tokens", "elapsed_s", "learning_rate", "gradient_norm", "positions")
 
 
@@ -41,7 +46,8 @@ class LoopSettings:
     ``minutes`` (of this machine) is given.
 
     ``documents`` a step; ``learning_rate`` at its highest, after ``warmup_steps`` in a line and before it falls as a
-    half cosine to a twentieth; ``clip``: largest norm of the gradient. Weight decay applies to matrices.
+    half cosine to a twentieth; ``clip``: largest norm of the gradient. Weight decay applies to matrices. ``optimizer``:
+    AdamW, or Muon for the matrices between hidden states and AdamW for the rest.
     """
 
     seed: int = 0
@@ -53,6 +59,7 @@ class LoopSettings:
     warmup_steps: int = 50
     weight_decay: float = 0.01
     clip: float = 1.0
+    optimizer: Literal["adamw", "muon"] = "adamw"
 
 
 @dataclass(slots=True)
@@ -88,6 +95,26 @@ def mixed_precision(device: torch.device) -> torch.dtype | None:
     return torch.bfloat16 if any(has) else None
 
 
+def make_optimizers(parameters: Iterable[nn.Parameter], settings: LoopSettings) -> tuple[torch.optim.Optimizer, ...]:
+    """Return what takes the steps; each group's rate is ``times`` that of `learning_rate`."""
+
+    def hidden(value: nn.Parameter) -> bool:
+        return value.ndim == 2 and max(value.shape) <= _LONGEST_SIDE * min(value.shape)
+
+    values = list(parameters)
+    muon = [value for value in values if hidden(value)] if settings.optimizer == "muon" else []
+    rest = [value for value in values if not (muon and hidden(value))]
+    groups = [
+        {"params": [value for value in rest if value.ndim > 1], "weight_decay": settings.weight_decay, "times": 1.0},
+        {"params": [value for value in rest if value.ndim <= 1], "weight_decay": 0.0, "times": 1.0},
+    ]
+    adamw = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
+    if not muon:
+        return (adamw,)
+    group = {"params": muon, "weight_decay": settings.weight_decay, "times": MUON_STEP}
+    return adamw, torch.optim.Muon([group], adjust_lr_fn="match_rms_adamw")
+
+
 def train(
     objective: Objective,
     text: TrainingText,
@@ -118,18 +145,11 @@ def train(
     disk is full.
     """
     parameters = objective.parameters()
-    decayed = [value for value in parameters.values() if value.ndim > 1]
-    plain = [value for value in parameters.values() if value.ndim <= 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}],
-        lr=settings.learning_rate,
-        betas=(0.9, 0.95),
-        fused=True,
-    )
+    optimizers = make_optimizers(parameters.values(), settings)
     identity = {"kind": objective.kind, "settings": asdict(settings), "facts": facts or {}}
     plan = text.plan(settings.documents, settings.seed)
     folder.mkdir(parents=True, exist_ok=True)
-    progress = _load_state(folder / STATE, parameters, optimizer, identity)
+    progress = _load_state(folder / STATE, parameters, optimizers, identity)
     _cut_metrics(folder / METRICS, progress.steps)
     documents = islice(plan, progress.steps, None)
     saved_at, began = time.monotonic(), progress.steps
@@ -141,17 +161,17 @@ def train(
                     break
                 before = progress.share(settings)
                 batch = text.batch(next(documents), objective.feature_layers)
-                line = _step(objective, batch, parameters, optimizer, settings, progress, device)
+                line = _step(objective, batch, parameters, optimizers, settings, progress, device)
                 log.write(json.dumps(line) + "\n")
                 bar.update((min(progress.share(settings), 1.0) - before) * bar.total)
                 bar.set_postfix({key: f"{line[key]:.3f}" for key in ("loss", "accepted_length") if key in line})
                 if time.monotonic() - saved_at >= save_every_s:
                     log.flush()
-                    _save_state(folder / STATE, parameters, optimizer, identity, progress)
+                    _save_state(folder / STATE, parameters, optimizers, identity, progress)
                     saved_at = time.monotonic()
     except OSError as fault:
         raise InputError(Fault(f"cannot be written: {fault.strerror or fault}", str(folder / METRICS))) from None
-    _save_state(folder / STATE, parameters, optimizer, identity, progress)
+    _save_state(folder / STATE, parameters, optimizers, identity, progress)
     return progress
 
 
@@ -159,7 +179,7 @@ def _step(
     objective: Objective,
     batch: Batch,
     parameters: Mapping[str, nn.Parameter],
-    optimizer: torch.optim.Optimizer,
+    optimizers: Sequence[torch.optim.Optimizer],
     settings: LoopSettings,
     progress: Progress,
     device: torch.device,
@@ -167,8 +187,9 @@ def _step(
     """Take one step, count it in ``progress``, and return its line of the log."""
     started = time.perf_counter()
     rate = learning_rate(settings, progress)
-    for group in optimizer.param_groups:
-        group["lr"] = rate
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = rate * group["times"]
     half = mixed_precision(device)
     with torch.autocast(device.type, half) if half else nullcontext():
         loss, metrics = objective.loss(batch.to(device), np.random.default_rng((settings.seed, 0, progress.steps)))
@@ -176,8 +197,9 @@ def _step(
     norm = float(nn.utils.clip_grad_norm_(parameters.values(), settings.clip))
     if not math.isfinite(norm):
         raise InputError(Fault(f"the loss is not finite any more, at step {progress.steps}", key="--learning-rate"))
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
     progress.steps += 1
     progress.tokens += int(batch.answer.sum())
     progress.elapsed_s += time.perf_counter() - started
@@ -238,23 +260,23 @@ class _Interrupt:
             signal.signal(signal.SIGINT, self._before)
 
 
-#: What AdamW keeps of each parameter.
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+#: What AdamW and Muon keep of each parameter.
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")
 
 
 def _save_state(
     path: Path,
     parameters: Mapping[str, nn.Parameter],
-    optimizer: torch.optim.Optimizer,
+    optimizers: Sequence[torch.optim.Optimizer],
     identity: dict[str, Any],
     progress: Progress,
 ) -> None:
     tensors: dict[str, Tensor] = {}
     for name, value in parameters.items():
         tensors[f"parameter.{name}"] = value.detach().cpu().contiguous()
-        for moment in _MOMENTS:
-            if moment in optimizer.state[value]:
-                tensors[f"{moment}.{name}"] = optimizer.state[value][moment].cpu().contiguous()
+        for optimizer in optimizers:
+            for moment, kept in optimizer.state.get(value, {}).items():
+                tensors[f"{moment}.{name}"] = kept.cpu().contiguous()
     part = path.with_name(f".{path.name}.part")
     try:
         save_file(tensors, part, metadata={"identity": json.dumps(identity), "progress": json.dumps(asdict(progress))})
@@ -264,7 +286,9 @@ def _save_state(
         raise InputError(Fault(f"cannot be written: {fault}", str(path))) from None
 
 
-def _load_state(path: Path, parameters: Any, optimizer: torch.optim.Optimizer, identity: dict[str, Any]) -> Progress:
+def _load_state(
+    path: Path, parameters: Any, optimizers: Sequence[torch.optim.Optimizer], identity: dict[str, Any]
+) -> Progress:
     if not path.exists():
         return Progress()
     try:
@@ -278,11 +302,13 @@ def _load_state(path: Path, parameters: Any, optimizer: torch.optim.Optimizer, i
     if faults:
         raise InputError(*faults)
     progress = Progress(**json.loads(metadata["progress"]))
+    owners = {value: one for one in optimizers for group in one.param_groups for value in group["params"]}
     for name, value in parameters.items():
         with torch.no_grad():
             value.copy_(tensors[f"parameter.{name}"])
-        if f"exp_avg.{name}" in tensors:
-            optimizer.state[value] = {moment: tensors[f"{moment}.{name}"].to(value.device) for moment in _MOMENTS}
+        kept = {moment: tensors[f"{moment}.{name}"] for moment in _MOMENTS if f"{moment}.{name}" in tensors}
+        if kept:
+            owners[value].state[value] = {moment: tensor.to(value.device) for moment, tensor in kept.items()}
     return progress
 
 

@@ -22,7 +22,15 @@ from decoder.losses import LossWeights, judge, position_weights
 from decoder.target import load_target
 from decoder.training.batches import TrainingText, norms_path
 from decoder.training.block import block_states, draw_anchors, make_block
-from decoder.training.loop import LoopSettings, Progress, judge_text, learning_rate, read_metrics, train
+from decoder.training.loop import (
+    LoopSettings,
+    Progress,
+    judge_text,
+    learning_rate,
+    make_optimizers,
+    read_metrics,
+    train,
+)
 from decoder.training.objective import DraftShape
 from decoder.vocabulary import draft_ids
 from tests.decoder.labs import LAYERS, WIDTH, V, make_lab
@@ -339,9 +347,26 @@ def test_a_drafter_learns_and_drafts(drafter, changes, target, text, tmp_path):
         assert torch.equal(net.lm_head.weight, target.lm_head[ids])
 
 
-@pytest.mark.parametrize("budget", ({"steps": 8}, {"steps": None, "tokens": 400}))
-def test_a_run_that_was_killed_ends_with_the_same_bytes(budget, target, text, tmp_path):
-    settings = loop(**budget)
+def test_muon_has_the_matrices_between_hidden_states(target, text, tmp_path):
+    """Not the Markov head's tables, the confidence head or the norms."""
+    objective = make_block(shape_of(draft_vocab=40, markov_rank=2), target, text, None, 0)
+    parameters = objective.parameters()
+    adamw, muon = make_optimizers(parameters.values(), loop(optimizer="muon"))
+    names = {id(value): name for name, value in parameters.items()}
+    theirs, ours = (
+        {names[id(value)].split(".")[-2] for group in one.param_groups for value in group["params"]}
+        for one in (adamw, muon)
+    )
+    assert ours == {"fc", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert {"markov_w1", "markov_w2", "proj"} <= theirs
+    assert not ours & theirs
+    (only,) = make_optimizers(parameters.values(), loop())
+    assert sum(len(group["params"]) for group in only.param_groups) == len(parameters)
+
+
+@pytest.mark.parametrize("changes", ({"steps": 8}, {"steps": None, "tokens": 400}, {"steps": 8, "optimizer": "muon"}))
+def test_a_run_that_was_killed_ends_with_the_same_bytes(changes, target, text, tmp_path):
+    settings = loop(**changes)
     whole = trained(tmp_path / "whole", target, text, settings)
     # The second call is a new process as far as the run can tell: a new net and optimiser, the state from disk.
     parts = trained(tmp_path / "parts", target, text, settings, stops=(3, 2, None))
