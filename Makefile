@@ -56,13 +56,14 @@ decode: .venv/.lab-stamp
 
 # From prompts to what ships. Everything goes on where it stopped when it is asked for again.
 LAB_TOKENS ?= 500000
-LAB_STEPS ?= 900
-LAB_MORE_STEPS ?= 1100
+LAB_STEPS ?= 600
+LAB_MORE_STEPS ?= 2400
 LAB_GRID_STEPS ?= 300
 LAB_SMALL_STEPS ?= 300
 LAB := $(PY) -m decoder
 DRAFTERS := lab/smollm2/drafters
-TRAIN := $(LAB).train --target smollm2 --documents 4 --learning-rate 3e-3 --save-dtype bfloat16
+TRAIN := $(LAB).train --target smollm2 --documents 4 --learning-rate 3e-3 --optimizer muon --ce-of target \
+    --save-dtype bfloat16
 NEW := --draft-vocab 8192 --start target --steps $(LAB_STEPS)
 BLOCK := $(NEW) --feature-layers 8,21,28 --anchors 40
 SPEED := $(LAB).evaluate --target smollm2 --prompts written-t1-held_out --per-domain 4 --max-new-tokens 96 --against-none
