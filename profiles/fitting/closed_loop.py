@@ -2,15 +2,16 @@
 
 With R requests decoding, each verifying k draft tokens and the bonus, a round takes ::
 
-    floor + batch_token n + request R + context_token R c + (admission + prompt_token p) R a / o
+    floor + batch_token n + request R + context_token R c + (admission + prompt_token p) (R - 1) a / o
           [+ draft + draft_request R, where it speculates]
           [+ saturating (1 - exp(-n / saturation)), or + bend max(n - knee, 0), where the data clearly want it]
 
 seconds at n = R (1 + k) batch tokens; c is the tokens in a request's cache, halfway through its answer, p its prompt,
 o its output, and a the tokens a round yields. R a / o requests end in each round and as many are let in: their prefill
-shares the round. What is observed is a round's mean length: accepted length x TPOT. Where runs of no speculation, one
-length and one draft length are all there is, several of these costs cannot be told apart; the fit says which, and
-where they hide.
+shares the round. What is observed is the mean length of the rounds between a request's own tokens: accepted length x
+TPOT. They hold the prefill of the R - 1 others, for its own comes before its first token. Where only throughput is
+known, the rounds are all there are, and R takes the place of R - 1. Where runs of no speculation, one length and one
+draft length are all there is, several of these costs cannot be told apart; the fit says which, and where they hide.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from profiles.errors import Fault, ProfileError
 from profiles.fitting.law import COSTS, Law
 from profiles.fitting.least_squares import Fit, Floats, fit_costs, gain, tell_apart
 from profiles.measurements.points import LoadPoint
+
+Bools = NDArray[np.bool_]
 
 #: Loads that a law needs: two give its level and slope, the third says how wrong they are.
 MIN_LOADS = 3
@@ -52,18 +56,24 @@ class ClosedLoopFit(Law):
     verify_s: Floats | None = None
 
     def predict_s(self, points: Sequence[LoadPoint]) -> Floats:
-        """Return seconds of a round at other points; ``ttft_s`` is used, where given, for how many wait."""
-        amounts = amounts_of(points, self.draft_per_token)
+        """Return seconds of a round at other points, as `rounds_s` has them of each.
+
+        ``ttft_s`` is used, where given, for how many wait.
+        """
+        return self._round_s(points, _whole(points))
+
+    def predict_tpot_s(self, points: Sequence[LoadPoint]) -> Floats:
+        """Return seconds a token of a request at other points, after its first."""
+        return self._round_s(points, np.zeros(len(points), np.bool_)) / _accepted(points)
+
+    def _round_s(self, points: Sequence[LoadPoint], whole: Bools) -> Floats:
+        amounts = amounts_of(points, self.draft_per_token, whole)
         tokens = amounts["batch_token"]
         amounts |= {"saturating": _shape("saturating", self.saturation_tokens, tokens)}
         amounts |= {"bend": _shape("bend", self.bend_tokens, tokens)}
         parts = {**self.cost_s, "saturating": self.saturating_s, "bend": self.bend_token_s}
         on_top = sum(cost * amounts[name] for name, cost in parts.items())
         return np.asarray(on_top + _known_s(amounts["batch_token"], self.verify_s))
-
-    def predict_tpot_s(self, points: Sequence[LoadPoint]) -> Floats:
-        """Return seconds a token of a request at other points."""
-        return self.predict_s(points) / _accepted(points)
 
 
 def rounds_s(points: Sequence[LoadPoint]) -> Floats:
@@ -116,6 +126,11 @@ def alike(lengths: Sequence[float | None]) -> list[int]:
     return [number[length] for length in lengths]
 
 
+def _whole(points: Sequence[LoadPoint]) -> Bools:
+    """Return of which runs `rounds_s` knows all rounds together, those before first tokens too."""
+    return np.array([point.tpot_s is None for point in points])
+
+
 def _accepted(points: Sequence[LoadPoint]) -> Floats:
     return np.array([point.accepted_length or 1.0 for point in points])
 
@@ -139,14 +154,21 @@ def _shape(kind: str, at: float, batch_tokens: Floats) -> Floats:
     return -np.expm1(-batch_tokens / at) if kind == "saturating" else np.maximum(batch_tokens - at, 0.0)
 
 
-def amounts_of(points: Sequence[LoadPoint], draft_per_token: bool = False) -> dict[str, Floats]:
-    """Return how much of each cost a round of each run pays for; lengths that are not known count as none."""
+def amounts_of(
+    points: Sequence[LoadPoint], draft_per_token: bool = False, whole: Bools | None = None
+) -> dict[str, Floats]:
+    """Return how much of each cost a round of each run pays for; lengths that are not known count as none.
+
+    ``whole``, by run: all rounds, with the prefill of every request, rather than those between a request's own tokens,
+    with that of the others. None: what `rounds_s` knows of it.
+    """
     requests = running(points)
+    whole = _whole(points) if whole is None else whole
     drafts = np.array([float(point.draft_tokens or 0) for point in points])
     speculates = np.where(drafts > 0, drafts if draft_per_token else 1.0, 0.0)
     prompt = np.array([point.prompt_tokens or 0.0 for point in points])
     output = np.array([point.output_tokens or np.inf for point in points])
-    let_in = requests * _accepted(points) / output
+    let_in = np.where(whole, requests, np.maximum(requests - 1, 0.0)) * _accepted(points) / output
     context = prompt + np.where(np.isfinite(output), output / 2, 0.0)
     tokens = requests * (1 + drafts)
     return {

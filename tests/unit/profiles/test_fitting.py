@@ -22,7 +22,7 @@ LENGTHS = ((1024, 1024), (8192, 1024), (1024, 256))
 
 def point(n: float, prompt: float = 512, output: float = 256, k: int = 0, accepted: float = 1.0) -> LoadPoint:
     """Return what an engine gives of 6 ms, 20 us a batch token, 30 us a request, drafts of 1 ms + 40 us."""
-    let_in = n * accepted / output
+    let_in = (n - 1) * accepted / output
     step = 6e-3 + 20e-6 * n * (1 + k) + 30e-6 * n + 20e-9 * n * (prompt + output / 2) + 15e-6 * let_in * prompt
     step += (1e-3 + 40e-6 * n) * (k > 0)
     return LoadPoint(
@@ -83,6 +83,7 @@ def test_without_speculation_the_step_is_found_and_what_hides_is_named() -> None
     points = [point(n) for n in LOADS]
     fit = fit_closed_loop(points)
     assert fit.worst < 0.003
+    # nobody is let in beside a lone request: what prefill there is starts at two
     assert fit.cost_s["floor"] == pytest.approx(6e-3, rel=0.01)
     # tokens, requests, contexts and prefill all go with the number of requests
     whole = 20e-6 + 30e-6 + 20e-9 * 640 + 15e-6 * 2
@@ -103,6 +104,30 @@ def test_several_lengths_tell_contexts_and_prompts_apart() -> None:
     assert fit.cost_s["context_token"] == pytest.approx(20e-9, rel=0.1)
     (other,) = fit.predict_tpot_s([point(48, 4096, 512)])
     assert other == pytest.approx(point(48, 4096, 512).tpot_s, rel=0.02)
+
+
+def by_throughput(one: LoadPoint) -> LoadPoint:
+    """Return a run of `point` of which only throughput is known: its own prompt is part of that."""
+    assert one.tpot_s is not None
+    assert one.prompt_tokens is not None
+    assert one.output_tokens is not None
+    tokens_per_s = one.concurrency / (one.tpot_s + 15e-6 * one.prompt_tokens / one.output_tokens)
+    return dataclasses.replace(one, tpot_s=None, ttft_s=None, output_tokens_per_s=tokens_per_s)
+
+
+@pytest.mark.parametrize("every", [1, 2], ids=["throughput alone", "TPOT of every second run"])
+def test_throughput_holds_a_requests_own_prompt_and_tpot_does_not(every: int) -> None:
+    points = [point(n, *lengths) for n in LOADS for lengths in (*LENGTHS, (4096, 64))]
+    points = [by_throughput(one) if index % every == 0 else one for index, one in enumerate(points)]
+    fit = fit_closed_loop([dataclasses.replace(one, ttft_s=None) for one in points], bent=False)
+    assert fit.worst < 0.002
+    assert fit.cost_s["prompt_token"] == pytest.approx(15e-6, rel=0.02)
+    assert fit.cost_s["floor"] == pytest.approx(6e-3, rel=0.005)
+    other = point(2, 4096, 128)
+    assert fit.predict_tpot_s([by_throughput(other)]) == pytest.approx(other.tpot_s, rel=0.002)
+    whole = by_throughput(other)
+    assert whole.output_tokens_per_s is not None
+    assert fit.predict_s([whole]) == pytest.approx(2 / whole.output_tokens_per_s, rel=0.002)
 
 
 def test_two_draft_lengths_tell_tokens_requests_and_drafts_apart() -> None:
