@@ -347,6 +347,16 @@ def test_a_drafter_learns_and_drafts(drafter, changes, target, text, tmp_path):
         assert torch.equal(net.lm_head.weight, target.lm_head[ids])
 
 
+def test_cross_entropy_is_of_what_was_asked_for(target, text):
+    losses = {}
+    for ce_of in ("text", "target"):
+        weights = LossWeights(ce=1.0, tv=0.0, confidence=0.0, ce_of=ce_of)
+        objective = make_block(shape_of(weights=weights), target, text, None, 0)
+        losses[ce_of] = float(objective.loss(text.batch(range(3), LAYERS), np.random.default_rng(0))[0].detach())
+    assert losses["text"] != losses["target"]
+    assert losses["text"] == pytest.approx(losses["target"], rel=0.2)
+
+
 def test_muon_has_the_matrices_between_hidden_states(target, text, tmp_path):
     """Not the Markov head's tables, the confidence head or the norms."""
     objective = make_block(shape_of(draft_vocab=40, markov_rank=2), target, text, None, 0)

@@ -330,6 +330,19 @@ def test_a_drafter_learns_and_drafts(drafter, target, text, tmp_path):
 
 
 @pytest.mark.parametrize("drafter", ["eagle3", "mtp", "small_model"])
+def test_cross_entropy_is_of_what_was_asked_for(drafter, target, text):
+    """`judge` is held to the formulas elsewhere; here, that each objective asks it for the same."""
+    losses = {}
+    for ce_of in ("text", "target"):
+        objective = made(drafter, target, text, weights=LossWeights(ce=1.0, tv=0.0, ce_of=ce_of))
+        batch = text.batch(range(3), objective.feature_layers)
+        losses[ce_of] = float(objective.loss(batch, np.random.default_rng(0))[0].detach())
+    # The text was written by the target: both mean the same, up to the chance of what was drawn.
+    assert losses["text"] != losses["target"]
+    assert losses["text"] == pytest.approx(losses["target"], rel=0.2)
+
+
+@pytest.mark.parametrize("drafter", ["eagle3", "mtp", "small_model"])
 def test_a_seed_gives_the_same_drafter(drafter, target, text):
     first, second = made(drafter, target, text).parameters(), made(drafter, target, text).parameters()
     assert first.keys() == second.keys()
