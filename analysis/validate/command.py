@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
         "--minutes",
         type=float,
         metavar="X",
-        help="engine: what it may take, step times included (default: 15, --quick 3); each policy meets each load once "
+        help="engine: what it may take, step times included (default: 30, --quick 3); each policy meets each load once "
         "whatever it says",
     )
     return out
