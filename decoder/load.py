@@ -60,7 +60,8 @@ class Prompts:
     """Token ids of prompts by domain, cut and joined to whatever length the traffic asks for.
 
     A prompt of n tokens is the end of a text, with the texts after it set before it where it is too short: it ends as
-    the target is used to being asked. Which text is chosen belongs to seed, domain and request.
+    the target is used to being asked. Which text is chosen belongs to seed, domain and request. A question without its
+    beginning is answered with more surprise, so that less is accepted: where that matters, give texts of that length.
     """
 
     def __init__(self, texts: Mapping[str, Sequence[Sequence[int]]], seed: int = 0) -> None:
@@ -135,6 +136,7 @@ def _drive(
     on_progress: Callable[[float], None] | None,
 ) -> None:
     under_way: dict[Served, _Arrival] = {}
+    answered: list[Served] = []
     while True:
         now = clock()
         while source.next_s <= min(now, horizon_s) and source.next_s < horizon_s:
@@ -156,7 +158,11 @@ def _drive(
         if now >= horizon_s:
             break
         worked = engine.step()
-        for served in [served for served in under_way if served.ended]:
+        # Who asks again at once does so while the next step is under way, and waits for it, as in the simulator.
+        heard, answered = answered, [served for served in under_way if served.ended and served not in answered]
+        if engine.idle:
+            heard, answered = heard + answered, []
+        for served in heard:
             source.ended(under_way.pop(served), served)
         if on_progress is not None:
             on_progress(clock())
