@@ -137,8 +137,16 @@ def _drive(
 ) -> None:
     under_way: dict[Served, _Arrival] = {}
     answered: list[Served] = []
+
+    def hear(ended: list[Served]) -> list[Served]:
+        for served in ended:
+            source.ended(under_way.pop(served), served)
+        return []
+
     while True:
         now = clock()
+        if engine.idle or now >= horizon_s:
+            answered = hear(answered)
         while source.next_s <= min(now, horizon_s) and source.next_s < horizon_s:
             arrival = source.pop()
             served = engine.submit(
@@ -159,14 +167,11 @@ def _drive(
             break
         worked = engine.step()
         # Who asks again at once does so while the next step is under way, and waits for it, as in the simulator.
-        heard, answered = answered, [served for served in under_way if served.ended and served not in answered]
-        if engine.idle:
-            heard, answered = heard + answered, []
-        for served in heard:
-            source.ended(under_way.pop(served), served)
+        hear(answered)
+        answered = [served for served in under_way if served.ended]
         if on_progress is not None:
             on_progress(clock())
-        if not worked and engine.idle:
+        if not worked and engine.idle and not answered:
             if source.next_s == math.inf and (horizon_s == math.inf or isinstance(source, _Table)):
                 break
             clock.wait_until(min(source.next_s, horizon_s))

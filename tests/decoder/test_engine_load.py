@@ -141,6 +141,29 @@ def test_a_closed_loop_has_one_request_a_user_under_way():
     assert overlap[done].sum(1).max() <= 3
 
 
+def test_who_asks_again_at_once_waits_for_the_step_under_way():
+    """As in the simulator, where the next step is planned before the user who was answered asks again."""
+    _, (requests, steps) = loaded(traffic=users(think_time=0.0), horizon_s=0.8)
+    ends = steps["started_s"] + steps["busy_s"]
+    again = requests["arrived_s"] > 0
+    begun = ~np.isnan(requests["first_token_s"])
+    assert (again & begun).sum() > 8
+    np.testing.assert_array_equal(np.isin(requests["arrived_s"][again], requests["ended_s"]), True)
+    for arrived_s, first_token_s in zip(
+        requests["arrived_s"][again & begun], requests["first_token_s"][again & begun], strict=True
+    ):
+        # Somebody else is always being served, so there is a step under way; the prompt is read in the one after it.
+        between = (ends > arrived_s) & (ends < first_token_s)
+        assert between.sum() >= 1
+
+
+def test_a_user_alone_waits_for_nobody():
+    _, (requests, _) = loaded(traffic=users(count=1, think_time=0.0), horizon_s=0.8)
+    done = requests["status"] == "finished"
+    assert done.sum() > 3
+    np.testing.assert_array_equal(requests["arrived_s"][1:], requests["ended_s"][:-1])
+
+
 def test_a_closed_loop_without_an_end_is_refused():
     with pytest.raises(InputError, match="a closed loop needs an end"):
         loaded(traffic=users())
