@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -64,6 +65,11 @@ def _shown(estimate: Estimate, digits: int = 2) -> str:
     return f"{estimate.value:.{digits}f} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
 
 
+def _rate(estimate: Estimate) -> str:
+    """A chance with half of its interval; a dash where no round got there."""
+    return "-" if math.isnan(estimate.value) else f"{estimate.value:.3f} ±{estimate.half_width:.3f}"
+
+
 def table_1(lab: Lab) -> Part:
     """Accepted length by drafter and domain."""
     rows, checks = [], []
@@ -96,7 +102,7 @@ def figure_2(lab: Lab, temperature: float = 1.0) -> Part:
                 continue
             rates = conditional_estimates(one.rounds(domain))
             lines.append(Line(name, [k + 1.0 for k in range(len(rates))], rates))
-            rows.append([f"{name}, {domain}", *(f"{rate.value:.3f} ±{rate.half_width:.3f}" for rate in rates)])
+            rows.append([f"{name}, {domain}", *map(_rate, rates)])
         panels.append(Panel(domain, "draft position", "conditional acceptance", lines, bottom=0.0, top=1.0))
     width = max((len(row) for row in rows), default=1)
     rows = [[*row, *[""] * (width - len(row))] for row in rows]

@@ -6,6 +6,7 @@ import pytest
 from analysis.validate.lab import report
 from analysis.validate.lab_claims import PAPER, claims
 from analysis.validate.lab_data import GRID, keep_grid, load_grid, load_lab, measured, qualities, quality_of
+from analysis.validate.lab_figures import figure_2
 from profiles.errors import ProfileError
 from profiles.recipes.banks import Rounds, follow
 from profiles.recipes.offline import table1_mean
@@ -203,3 +204,10 @@ def test_the_paper_s_figures_are_the_paper_s(shared_dir):
             )
             gains.append(100 * (mine / other - 1))
         assert PAPER[name] == f"{min(gains):+.0f} to {max(gains):+.0f} %"
+
+
+def test_a_position_that_no_round_reached_is_a_dash(tmp_path):
+    lab = made_lab(tmp_path, {**LAWS, "dflash": [0.75, -9.0, -9.0, -9.0]})
+    rows = [row for row in figure_2(lab).rows if row[0].startswith("dflash")]
+    assert rows
+    assert all(row[2].startswith("0.000") and row[3:] == ["-", "-"] for row in rows)
