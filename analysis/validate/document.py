@@ -40,7 +40,7 @@ PAGE = "validation.md"
 REPRODUCIBLE = ("paper", "engines")
 #: Two machines round differently, and a fit follows.
 TOLERANCE = 1e-3
-#: What it may come to in a unit that counts whole requests: an end that rounding puts on the other side of a second moves
+#: The same in a unit that counts whole requests: an end that rounding puts on the other side of a second moves
 #: that second's count by one (of the runs' 128 seats, 0.8 %).
 COUNTED = {"% of seats": 0.8}
 #: In a plot of the page.
