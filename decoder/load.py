@@ -60,8 +60,8 @@ class Prompts:
     """Token ids of prompts by domain, cut and joined to whatever length the traffic asks for.
 
     A prompt of n tokens is the end of a text, with the texts after it set before it where it is too short: it ends as
-    the target is used to being asked. Which text is chosen belongs to seed, domain and request. A question without its
-    beginning is answered with more surprise, so that less is accepted: where that matters, give texts of that length.
+    the target is used to being asked. Which text is chosen belongs to seed, domain and request. Of the answer
+    to a question without its beginning less may be accepted: where that matters, give texts of that length.
     """
 
     def __init__(self, texts: Mapping[str, Sequence[Sequence[int]]], seed: int = 0) -> None:
@@ -138,15 +138,15 @@ def _drive(
     under_way: dict[Served, _Arrival] = {}
     answered: list[Served] = []
 
-    def hear(ended: list[Served]) -> list[Served]:
-        for served in ended:
+    def hear() -> None:
+        for served in answered:
             source.ended(under_way.pop(served), served)
-        return []
+        answered.clear()
 
     while True:
         now = clock()
         if engine.idle or now >= horizon_s:
-            answered = hear(answered)
+            hear()
         while source.next_s <= min(now, horizon_s) and source.next_s < horizon_s:
             arrival = source.pop()
             served = engine.submit(
@@ -167,8 +167,8 @@ def _drive(
             break
         worked = engine.step()
         # Who asks again at once does so while the next step is under way, and waits for it, as in the simulator.
-        hear(answered)
-        answered = [served for served in under_way if served.ended]
+        hear()
+        answered += [served for served in under_way if served.ended]
         if on_progress is not None:
             on_progress(clock())
         if not worked and engine.idle and not answered:

@@ -144,17 +144,16 @@ def test_a_closed_loop_has_one_request_a_user_under_way():
 def test_who_asks_again_at_once_waits_for_the_step_under_way():
     """As in the simulator, where the next step is planned before the user who was answered asks again."""
     _, (requests, steps) = loaded(traffic=users(think_time=0.0), horizon_s=0.8)
-    ends = steps["started_s"] + steps["busy_s"]
-    again = requests["arrived_s"] > 0
-    begun = ~np.isnan(requests["first_token_s"])
-    assert (again & begun).sum() > 8
-    np.testing.assert_array_equal(np.isin(requests["arrived_s"][again], requests["ended_s"]), True)
-    for arrived_s, first_token_s in zip(
-        requests["arrived_s"][again & begun], requests["first_token_s"][again & begun], strict=True
-    ):
-        # Somebody else is always being served, so there is a step under way; the prompt is read in the one after it.
-        between = (ends > arrived_s) & (ends < first_token_s)
-        assert between.sum() >= 1
+    arrived_s, admitted_s, ended_s = (requests[name] for name in ("arrived_s", "admitted_s", "ended_s"))
+    waited = 0
+    for asked_s, taken_s in zip(arrived_s, admitted_s, strict=True):
+        served = (admitted_s < asked_s) & ~(ended_s <= asked_s)
+        if asked_s > 0 and taken_s > 0 and served.any():
+            assert asked_s in ended_s
+            # One step begins without the new request.
+            assert ((steps["started_s"] > asked_s) & (steps["started_s"] < taken_s)).sum() == 1
+            waited += 1
+    assert waited > 8
 
 
 def test_a_user_alone_waits_for_nobody():

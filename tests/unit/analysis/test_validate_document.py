@@ -63,17 +63,6 @@ def test_differences_name_what_changed(tmp_path):
     ]
 
 
-def test_counts_may_be_one_request_apart():
-    """Machines round differently; whole requests of a second then end in the next one."""
-
-    def counted(error):
-        return checks_of(Report((Section("One", (), (summarize("p99", error, "% of seats", 10.0),)),)))
-
-    assert differences(counted(6.66), counted(6.25)) == []
-    assert differences(counted(6.66), counted(5.0)) == ["p99: error is 5.0, committed 6.66"]
-    assert differences(counted(10.2), counted(9.8)) == ["p99: holds is True, committed False"]
-
-
 def test_a_check_says_which_number_and_which_claim_moved(tmp_path, monkeypatch, capsys):
     found = report()
     monkeypatch.chdir(tmp_path)

@@ -286,6 +286,22 @@ def test_a_measured_log_is_fitted_to_a_per_cent(model: str, bytes_per_token: int
     assert 1.2e12 < bytes_per_token / fit.cost_s["context_token"] < 2.2e12
 
 
+def test_the_search_goes_to_its_end(shared_dir: Path) -> None:
+    """Seconds of another length are the same law, but round otherwise, as another processor does."""
+    log = read_log(shared_dir / "traces/llmservingsim-bench/RTXPRO6000/Qwen3-32B/requests.jsonl")
+    until_s = float(np.median([one.last_token_s for one in log.requests]))
+    costs = []
+    for scale in (1.0, 8 / 7, 9 / 7, 10 / 7):
+        times = ("arrived_s", "first_token_s", "last_token_s")
+        scaled = [
+            dataclasses.replace(one, **{name: scale * getattr(one, name) for name in times}) for one in log.requests
+        ]
+        fit = fit_request_log(scaled, until_s=scale * until_s)
+        costs.append({name: cost / scale for name, cost in fit.cost_s.items()})
+    for cost in costs[1:]:
+        assert cost == pytest.approx(costs[0], rel=1e-6)
+
+
 # ---------------------------------------------------------------------------------------------------------- acceptance
 
 
