@@ -93,34 +93,52 @@ def fit_request_log(requests: Sequence[LoggedRequest], until_s: float | None = N
     guess = fit_costs(mean, spent, keep).cost
     start = np.array([max(guess[name], 1e-3 * spent.sum() / mean[name].sum()) for name in keep])
 
-    def misses(logs: Floats) -> Floats:
-        cost = dict(zip(keep, np.exp(logs), strict=True))
-        step = cost["floor"] + cost["batch_token"] * lives.decoding + cost.get("context_token", 0.0) * lives.context
-        prefill = cost.get("prompt_token", 0.0) * lives.prompt + cost.get("admission", 0.0) * lives.let_in
-        return np.asarray(lives.lives @ ((lives.length_s - prefill) / step) / lives.tokens - 1)
+    a_step = {"floor": np.ones_like(lives.decoding), "batch_token": lives.decoding, "context_token": lives.context}
+    on_top = {"prompt_token": lives.prompt, "admission": lives.let_in}
 
-    # With its own tolerances the search stops some 2e-5 short of the end, where exactly being the processor's to say:
-    # what is simulated from it then differs by a request here and there.
+    def parts(cost: Floats) -> tuple[Floats, Floats]:
+        """Return what a step takes, and the time left beside what prompts took, span by span."""
+        step, left_s = np.zeros_like(lives.length_s), lives.length_s.copy()
+        for name, price in zip(keep, cost, strict=True):
+            if name in a_step:
+                step += price * a_step[name]
+            else:
+                left_s -= price * on_top[name]
+        return step, left_s
+
+    def misses(times: Floats) -> Floats:
+        step, left_s = parts(times * start)
+        return np.asarray(lives.lives @ (left_s / step) / lives.tokens - 1)
+
+    def slopes(times: Floats) -> Floats:
+        step, left_s = parts(times * start)
+        by_cost = [-left_s / step**2 * a_step[name] if name in a_step else -on_top[name] / step for name in keep]
+        return np.asarray((lives.lives @ np.stack(by_cost, axis=1)) / lives.tokens[:, None] * start)
+
+    # Costs, not their logarithms, since one may be 0; exact slopes, and no tolerance of its own. Else the search stops
+    # up to 1e-4 short of the end, where is the processor's to say, and simulations differ by a request here and there.
     found = least_squares(
         misses,
-        np.log(start),
+        np.ones_like(start),
+        slopes,
         loss="soft_l1",
         f_scale=SCATTER,
-        bounds=(-40.0, 5.0),
+        bounds=(0.0, np.inf),
+        method="dogbox",
         ftol=TO_THE_END,
         xtol=TO_THE_END,
         gtol=TO_THE_END,
     )
-    cost = np.exp(found.x)
+    cost = found.x * start
     # A cost that is no thousandth of all time is none.
     share = cost * np.array([mean[name].sum() / spent.sum() for name in keep])
     cost = np.where(share > 1e-3, cost, 0.0)
-    errors = _errors(found.jac, found.fun) * cost
+    errors = _errors(found.jac, found.fun) * start
     return RequestLogFit(
         cost_s=dict.fromkeys(COSTS, 0.0) | dict(zip(keep, map(float, cost), strict=True)),
         error_s=dict.fromkeys(COSTS, 0.0) | dict(zip(keep, map(float, errors), strict=True)),
         inside=inside | {"request": ("batch_token",)},
-        misses=np.asarray(misses(np.log(np.maximum(cost, 1e-17)))),
+        misses=misses(cost / start),
         batch_tokens=(max(1, int(lives.decoding[lives.decoding > 0].min())), int(lives.decoding.max())),
         requests=tuple(ended),
         until_s=until,
@@ -151,7 +169,7 @@ def _lives(requests: Sequence[LoggedRequest], ended: Sequence[LoggedRequest], un
 
 
 def _errors(jacobian: Floats, residuals: Floats) -> Floats:
-    """Return standard errors of the logarithms of the costs."""
+    """Return standard errors of what was searched for, in its units."""
     left = max(residuals.size - jacobian.shape[1], 1)
     spread = np.diag(np.linalg.pinv(jacobian.T @ jacobian)) * float(residuals @ residuals) / left
     return np.asarray(np.sqrt(np.maximum(spread, 0.0)))
