@@ -4,6 +4,11 @@
 quarter of the requests that ended, while only what was seen by then is looked at; the whole run is then simulated from
 time 0, from arrivals and lengths alone, under the limits that the engine was started with. Only requests that arrived
 after all of the fitted ones are scored.
+
+Until then contexts grow with the number of requests, and a fit cannot tell what the one costs from what the other does.
+What a token in the caches costs is therefore not fitted but taken from data sheets: its keys and values, read once at
+the memory's bandwidth. What the fit finds where it is told nothing, and what a fit to the whole run says, stand beside
+it.
 """
 
 from __future__ import annotations
@@ -34,8 +39,22 @@ from sim.records import Columns
 
 FOLDER = "traces/llmservingsim-bench/RTXPRO6000"
 RUNS = {"Llama-3.1-8B": "1 x RTX PRO 6000", "Qwen3-32B": "2 x RTX PRO 6000, tensor parallel"}
+#: Bytes a second of one GPU's memory: NVIDIA's data sheet of the RTX PRO 6000 Blackwell.
+BANDWIDTH = 1.792e12
+#: Bytes of keys and values of one token on one GPU: layers x 2 x heads there x width x 2 bytes, from the models' own
+#: config.json (32 layers, 8 heads of 128; 64 layers, 8 heads of 128, half of them on each GPU).
+KV_BYTES = {"Llama-3.1-8B": 32 * 2 * 8 * 128 * 2, "Qwen3-32B": 64 * 2 * 4 * 128 * 2}
 #: The share of the requests that is fitted: those that ended first.
 FITTED_SHARE = 0.25
+#: Costs of a law as they are printed: name, label with unit, units a second.
+LAW = (
+    ("floor", "step, ms", 1e3),
+    ("batch_token", "request, us", 1e6),
+    ("context_token", "context token, ns", 1e9),
+    ("prompt_token", "prompt token, us", 1e6),
+    ("admission", "admission, ms", 1e3),
+)
+SERIES = ("running", "waiting")
 #: Largest errors: medians and 99th percentiles in per cent of what was observed.
 MEDIAN_BOUND, P99_BOUND = 5.0, 10.0
 
@@ -61,7 +80,10 @@ class Lives:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A measured run: what was logged, what the engine was told, its series, and what was fitted to its start."""
+    """A measured run: what was logged, what the engine was told, its series, and what was fitted to its start.
+
+    ``fit``: with the context's cost told. ``untold``: without. ``whole``: to the whole run, as a look back.
+    """
 
     name: str
     requests: tuple[LoggedRequest, ...]
@@ -69,6 +91,8 @@ class Run:
     max_batch_tokens: int
     series: dict[str, Floats]
     fit: RequestLogFit
+    untold: RequestLogFit
+    whole: RequestLogFit
 
     @property
     def began_s(self) -> float:
@@ -94,21 +118,30 @@ def read_run(shared: Shared, name: str) -> Run:
     folder = shared.root / FOLDER / name
     requests = read_log(folder / "requests.jsonl").requests
     told = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["engine_kwargs"]
-    columns = ("t", "running", "waiting")
+    columns = ("t", *SERIES)
     series = dict(zip(columns, shared.columns(f"{FOLDER}/{name}/timeseries.csv", *columns), strict=True))
     ended = sorted(one.last_token_s for one in requests)
-    fit = fit_request_log(requests, ended[round(FITTED_SHARE * len(ended)) - 1])
-    return Run(name, requests, told["max_num_seqs"], told["max_num_batched_tokens"], series, fit)
+    until_s = ended[round(FITTED_SHARE * len(ended)) - 1]
+    return Run(
+        name,
+        requests,
+        told["max_num_seqs"],
+        told["max_num_batched_tokens"],
+        series,
+        fit=fit_request_log(requests, until_s, context_token_s=KV_BYTES[name] / BANDWIDTH),
+        untold=fit_request_log(requests, until_s),
+        whole=fit_request_log(requests),
+    )
 
 
-def simulate_run(run: Run, out: Path, seed: int) -> tuple[Lives, dict[str, Floats]]:
-    """Simulate a run from time 0; returns its requests and, by step, `vllm_counts`."""
+def simulate_run(run: Run, fit: RequestLogFit, out: Path, seed: int) -> tuple[Lives, dict[str, Floats]]:
+    """Simulate a run from time 0 with the steps of a fit; returns its requests and, by step, `vllm_counts`."""
     origin = Origin(source=cite(f"{FOLDER}/{run.name}/requests.jsonl"), hardware=RUNS[run.name])
     profile = Profile(
         format="dspark-profile/1",
         name=run.name.lower(),
         description="Fitted to the start of a measured run.",
-        step_time=step_time_of(run.fit, origin, request_share=None),
+        step_time=step_time_of(fit, origin, request_share=None),
         acceptance={},
     )
     save_profile(profile, out / f"{profile.name}.json")
@@ -168,7 +201,7 @@ def at_seconds(series: dict[str, Floats], name: str, seconds: Floats) -> Floats:
 def run_section(run: Run, out: Path, seed: int) -> Section:
     """Score one run."""
     observed = run.lives()
-    predicted, series = simulate_run(run, out, seed)
+    predicted, series = simulate_run(run, run.fit, out, seed)
     later = observed.arrived_s > run.last_fitted_s
     rows: list[list[str]] = []
     checks: list[Check] = []
@@ -184,24 +217,15 @@ def run_section(run: Run, out: Path, seed: int) -> Section:
         typical = float(np.median(np.abs(ours[metric] / values - 1)))
         checks.append(summarize(f"{run.name}, {metric}: median |error| request by request", 100 * typical, "%"))
         rows.append([f"{metric}, request by request: median |error|", "", "", f"{100 * typical:.1f}", ""])
-    seconds = run.series["t"]
-    after = seconds > run.last_fitted_s
-    for name in ("running", "waiting"):
-        told_series, seen_series = at_seconds(series, name, seconds)[after], run.series[name][after]
-        # Of the engine's seats: a waiting queue that is empty half of the time has no scale of its own.
-        apart = 100 * np.abs(told_series - seen_series) / run.max_running
+    for name in SERIES:
+        apart, told_mean, seen_mean = seats_apart(run, series, name)
         for label, quantile, bound in (("median", 50, MEDIAN_BOUND), ("p99", 99, P99_BOUND)):
             error = float(np.percentile(apart, quantile))
             checks.append(summarize(f"{run.name}, {name}: {label} |error| by second", error, "% of seats", bound))
-            numbers = (f"{told_series.mean():.1f}", f"{seen_series.mean():.1f}") if quantile == 50 else ("", "")
+            numbers = (f"{told_mean:.1f}", f"{seen_mean:.1f}") if quantile == 50 else ("", "")
             rows.append([f"{name}: mean; {label} |error|, % of seats", *numbers, f"{error:.1f}", f"{bound:.0f}"])
-    cost = {name: value for name, value in run.fit.cost_s.items() if value > 0}
-    units = {"floor": "ms a step", "batch_token": "us a request", "context_token": "ns a context token"}
-    units |= {"prompt_token": "us a prompt token", "admission": "ms an admission"}
-    factors = {"ms": 1e3, "us": 1e6, "ns": 1e9}
-    law = ", ".join(f"{value * factors[units[name][:2]]:.3g} {units[name]}" for name, value in cost.items())
     hosts = run.fit.inside.get("admission")
-    if "admission" in cost:
+    if run.fit.cost_s["admission"] > 0:
         admission = ""
     elif hosts is None:
         admission = " Letting a request in costs nothing that the fit could find beside its tokens."
@@ -209,23 +233,57 @@ def run_section(run: Run, out: Path, seed: int) -> Section:
         admission = f" Letting a request in has no cost that could be told apart from others ({', '.join(hosts)})."
     lines = [
         *said(
-            f"Fitted: {law}, to the {len(run.fit.requests)} requests that ended in the first "
+            f"Fitted to the {len(run.fit.requests)} requests that ended in the first "
             f"{run.fit.until_s - run.began_s:.1f} s (residuals {run.fit.rms:.1%} rms); they arrived within "
             f"{run.last_fitted_s:.1f} s.{admission} Given: arrivals, lengths, {run.max_running} seats, "
-            f"{run.max_batch_tokens:,} tokens a step. Predicted: the {int(later.sum())} requests that arrived later, "
-            "and the engine's own count of running and waiting requests, second by second."
+            f"{run.max_batch_tokens:,} tokens a step, and what a token in the caches costs: {KV_BYTES[run.name]:,} "
+            f"bytes of a GPU's memory at {BANDWIDTH / 1e9:,.0f} GB/s (data sheet). Predicted: the {int(later.sum())} "
+            "requests that arrived later, and the engine's own count of running and waiting requests, second by second."
         ),
         "",
         *table(("metric", "predicted", "observed", "error %", "bound %"), rows),
         "",
         *said(
             "Waiting is, as vLLM counts, until the first of the prompt is computed; the engine never ran out of cache "
-            "here. Where seconds of the series miss, a crowd of requests ends together a second or two before it did, "
-            "and as many seats with it; the early part of a run cannot tell what context costs from what a request "
-            f"costs ({', '.join(run.fit.inside.get('context_token', ())) or 'it can here'}), and contexts grow later."
+            "here. Were the context's cost not told, and, as a look back, were the whole run known:"
+        ),
+        "",
+        *table(
+            ("fitted to", *(label for _, label, _ in LAW), "p99 of running, %"),
+            _laws(run, series, out, seed),
         ),
     ]
     return Section(f"(i) {run.name} on {RUNS[run.name]}, vLLM 0.19.0", tuple(lines), tuple(checks))
+
+
+def seats_apart(run: Run, series: dict[str, Floats], name: str) -> tuple[Floats, float, float]:
+    """Return how far a predicted series is off, second by second after the fitted requests arrived, and both means.
+
+    In per cent of the engine's seats: a waiting queue that is empty half of the time has no scale of its own.
+    """
+    seconds = run.series["t"]
+    after = seconds > run.last_fitted_s
+    told, seen = at_seconds(series, name, seconds)[after], run.series[name][after]
+    return 100 * np.abs(told - seen) / run.max_running, float(told.mean()), float(seen.mean())
+
+
+def _laws(run: Run, series: dict[str, Floats], out: Path, seed: int) -> list[list[str]]:
+    """Return what fits to more or less of a run find, and what comes of it: rows of a table."""
+    rows = []
+    for label, fit in (
+        ("its start, context told", run.fit),
+        ("its start, nothing told", run.untold),
+        ("the whole run", run.whole),
+    ):
+        counts = series if fit is run.fit else simulate_run(run, fit, out, seed)[1]
+        costs = []
+        for name, _, factor in LAW:
+            value, error = (factor * one[name] for one in (fit.cost_s, fit.error_s))
+            costs.append(
+                "told " * (name in fit.given) + f"{value:.3g}" + f" ± {error:.2g}" * (error > 0) if value else "-"
+            )
+        rows.append([label, *costs, f"{np.percentile(seats_apart(run, counts, 'running')[0], 99):.1f}"])
+    return rows
 
 
 def log_sections(settings: Settings) -> list[Section]:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.style import MUTED, plot_style, save
-from analysis.validate.engines_logs import RUNS, read_run, simulate_run
+from analysis.validate.engines_logs import RUNS, SERIES, read_run, simulate_run
 from profiles.recipes.sources import Floats
 
 if TYPE_CHECKING:
@@ -68,9 +68,9 @@ def draw_logs(settings: Settings) -> Iterator[Path]:
         figure.suptitle("vLLM's own count of requests, second by second, and the simulator's")
         for column, name in zip(figure.subplots(2, 2, sharex="col").T, RUNS, strict=True):
             run = read_run(settings.shared, name)
-            _, told = simulate_run(run, settings.out, settings.seed)
+            _, told = simulate_run(run, run.fit, settings.out, settings.seed)
             seconds = run.series["t"]
-            for axes, what in zip(column, ("running", "waiting"), strict=True):
+            for axes, what in zip(column, SERIES, strict=True):
                 axes.plot(seconds, run.series[what], color=SEEN, linewidth=1.6, label="vLLM")
                 axes.plot(told["t"], told[what], color=TOLD, linewidth=1.0, drawstyle="steps-post", label="simulated")
                 axes.axvspan(0, run.last_fitted_s, color=MUTED, alpha=0.15, linewidth=0, label="arrivals fitted")

@@ -11,6 +11,7 @@ which is exact but for the intervals' contexts, taken at their middle. An engine
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -59,10 +60,15 @@ class _Lives:
     tokens: Floats
 
 
-def fit_request_log(requests: Sequence[LoggedRequest], until_s: float | None = None) -> RequestLogFit:
+def fit_request_log(
+    requests: Sequence[LoggedRequest], until_s: float | None = None, *, context_token_s: float | None = None
+) -> RequestLogFit:
     """Fit the law of a step to the requests that ended by ``until_s`` (default: all).
 
-    Raises `ProfileError` where too few are left or the load never varied.
+    ``context_token_s``: what a token in the caches costs a step, where that is known; else it is fitted. Over a short
+    log contexts grow with the number of requests, and the two costs cannot be told apart.
+    Raises `ProfileError` where too few are left, the load never varied, or the contexts alone would take longer than
+    the steps did.
     """
     until = max(one.last_token_s for one in requests) if until_s is None else until_s
     ended = [one for one in requests if one.last_token_s <= until and one.output_tokens >= MIN_OUTPUT]
@@ -84,13 +90,24 @@ def fit_request_log(requests: Sequence[LoggedRequest], until_s: float | None = N
         "prompt_token": lives.lives @ lives.prompt,
         "admission": lives.lives @ lives.let_in,
     }
+    known_s = np.zeros_like(spent)
+    if context_token_s is not None:
+        contexts = mean.pop("context_token")
+        known_s = context_token_s * contexts
+        if (known_s >= spent).any():
+            raise ProfileError(
+                Fault(
+                    f"a token in the caches cannot cost {1e9 * context_token_s:.6g} ns: the contexts alone would take "
+                    f"longer than the steps did (this log leaves less than {1e9 * float((spent / contexts).min()):.6g})"
+                )
+            )
     keep, inside = tell_apart(mean, spent)
     if "batch_token" not in keep:
         raise ProfileError(
             Fault("the number of requests decoding hardly varied: a level is known and no slope; log a run with a ramp")
         )
     # Means over time are not means over steps; they are where the search begins.
-    guess = fit_costs(mean, spent, keep).cost
+    guess = fit_costs(mean, spent, keep, known_s=known_s).cost
     start = np.array([max(guess[name], 1e-3 * spent.sum() / mean[name].sum()) for name in keep])
 
     a_step = {"floor": np.ones_like(lives.decoding), "batch_token": lives.decoding, "context_token": lives.context}
@@ -98,7 +115,7 @@ def fit_request_log(requests: Sequence[LoggedRequest], until_s: float | None = N
 
     def parts(cost: Floats) -> tuple[Floats, Floats]:
         """Return what a step takes, and the time left beside what prompts took, span by span."""
-        step, left_s = np.zeros_like(lives.length_s), lives.length_s.copy()
+        step, left_s = (context_token_s or 0.0) * lives.context, lives.length_s.copy()
         for name, price in zip(keep, cost, strict=True):
             if name in a_step:
                 step += price * a_step[name]
@@ -134,9 +151,13 @@ def fit_request_log(requests: Sequence[LoggedRequest], until_s: float | None = N
     share = cost * np.array([mean[name].sum() / spent.sum() for name in keep])
     cost = np.where(share > 1e-3, cost, 0.0)
     errors = _errors(found.jac, found.fun) * start
+    given = {} if context_token_s is None else {"context_token": context_token_s}
     return RequestLogFit(
-        cost_s=dict.fromkeys(COSTS, 0.0) | dict(zip(keep, map(float, cost), strict=True)),
-        error_s=dict.fromkeys(COSTS, 0.0) | dict(zip(keep, map(float, errors), strict=True)),
+        cost_s=dict.fromkeys(COSTS, 0.0) | given | dict(zip(keep, map(float, cost), strict=True)),
+        error_s=dict.fromkeys(COSTS, 0.0)
+        | dict.fromkeys(given, math.nan)
+        | dict(zip(keep, map(float, errors), strict=True)),
+        given=frozenset(given),
         inside=inside | {"request": ("batch_token",)},
         misses=misses(cost / start),
         batch_tokens=(max(1, int(lives.decoding[lives.decoding > 0].min())), int(lives.decoding.max())),

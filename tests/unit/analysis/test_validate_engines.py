@@ -294,6 +294,9 @@ def test_the_start_of_a_run_predicts_the_rest(shared, tmp_path):
     section = run_section(run, tmp_path, 0)
     errors = {check.name: check.error for check in section.checks}
     assert abs(errors["Llama-3.1-8B, TTFT median"]) < 5
+    assert errors["Llama-3.1-8B, running: p99 |error| by second"] < 10
+    untold = run_section(dataclasses.replace(run, fit=run.untold), tmp_path, 0)
+    assert {check.name: check.error for check in untold.checks}["Llama-3.1-8B, running: p99 |error| by second"] > 10
     slower = dataclasses.replace(run, fit=dataclasses.replace(run.fit, cost_s={**run.fit.cost_s, "batch_token": 3e-4}))
     assert any(check.holds is False for check in run_section(slower, tmp_path, 0).checks)
 

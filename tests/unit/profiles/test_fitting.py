@@ -276,6 +276,21 @@ def test_a_log_is_refused_where_it_is_short_or_steady(rng: np.random.Generator) 
         fit_request_log(alone)
 
 
+def test_a_context_s_cost_that_is_told_frees_what_hid_in_it(rng: np.random.Generator) -> None:
+    log = simulated_log(rng)
+    fit = fit_request_log(log, context_token_s=50e-9)
+    assert fit.cost_s["context_token"] == 50e-9
+    assert np.isnan(fit.error_s["context_token"])
+    assert fit.cost_s["floor"] == pytest.approx(10e-3, rel=0.05)
+    # What is fitted without it is the sum of both, and then wrong for contexts of another length.
+    assert fit.cost_s["batch_token"] == pytest.approx(100e-6, rel=0.2)
+    sources = step_time_of(fit, Origin("log.csv"), request_share=None)
+    assert sources.per_context_token is not None
+    assert sources.per_context_token.provenance.origin == "assumed"
+    with pytest.raises(ProfileError, match=r"cannot cost 1e\+06 ns: .* leaves less than \d+"):
+        fit_request_log(log, context_token_s=1e-3)
+
+
 @pytest.mark.parametrize(("model", "bytes_per_token"), [("Llama-3.1-8B", 131072)])
 def test_a_measured_log_is_fitted_to_a_per_cent(model: str, bytes_per_token: int, shared_dir: Path) -> None:
     log = read_log(shared_dir / f"traces/llmservingsim-bench/RTXPRO6000/{model}/requests.jsonl")
