@@ -19,8 +19,9 @@ most once, so every policy meets the same text and the same luck at the same pla
 
 Bank
 ----
-Where blocks were recorded at every position of real text, a request starts at a place of its own in the bank of its
-domain and walks on with its output position, whatever the policy; luck is keyed as above.
+Where blocks were recorded at every position of real text, a request starts at the beginning of a text of its domain,
+drawn for it, and walks on with its output position, whatever the policy: acceptance changes along an answer. A text
+that ends is followed by the next. Luck is keyed as above.
 """
 
 from __future__ import annotations
@@ -133,7 +134,8 @@ class AcceptanceTables:
 
     Parametric: ``chance`` and ``confidence``, ``[domains, draft_length, GRID_POINTS]``, over x and over what is seen.
     ``sd``: ``[domains, 3]``: request, token and noise. Bank: the same two arrays are
-    ``[1, draft_length, rows]`` and domain d owns rows ``bank[d] .. bank[d+1]``.
+    ``[1, draft_length, rows]`` and domain d owns rows ``bank[d] .. bank[d+1]``; among these its
+    texts begin at ``texts[d]``.
     """
 
     draft_length: int
@@ -143,6 +145,11 @@ class AcceptanceTables:
     confidence: Floats
     sd: Floats
     bank: NDArray[np.int64]
+    texts: tuple[NDArray[np.int64], ...] = ()
+
+    def first_row(self, domain: int, draw: int) -> int:
+        """Return where a request begins in the bank of its domain, 0 for a law; ``draw``: any number drawn for it."""
+        return int(self.texts[domain][draw % self.texts[domain].size]) if self.is_bank else 0
 
 
 def acceptance_tables(
@@ -196,4 +203,5 @@ def acceptance_tables(
         ),
         np.zeros((1, 3)),
         np.cumsum([0] + [bank.position.size for bank in banks], dtype=np.int64),
+        tuple(np.flatnonzero(np.diff(bank.request, prepend=bank.request[0] - 1)) for bank in banks),
     )

@@ -33,7 +33,7 @@ CACHED = 3  #: tokens in its KV cache: prompt + emitted - 1, the last token bein
 BLOCKS = 4  #: KV blocks it holds
 ROOM = 5  #: output tokens that the context limit still allows; known to the engine, unlike LIMIT
 DOMAIN = 6
-PLACE = 7  #: where in the bank it starts
+PLACE = 7  #: row of its domain's bank that it starts from
 KEY = 8  #: what its luck is keyed by, a uint64 in int64 clothing
 EFFECT = 9  #: its cell in the table of normals: the request effect on acceptance
 SLOT_FIELDS = 10
@@ -134,7 +134,7 @@ _LUCK_STEP = 1.0 / float(1 << 52)
 _GRID_SCALE = (GRID_POINTS - 1) / (2.0 * GRID_REACH)
 _NOISE_SALT = np.uint64(0xD1B54A32D192ED03)
 _EFFECT_SALT = np.uint64(0x8CB92BA72F3D8DD7)
-_PLACE_SALT = np.uint64(0xABC98388FB8FAC03)
+_TEXT_SALT = np.uint64(0xABC98388FB8FAC03)
 _NORMALS = normal_quantiles()
 _COLUMNS = len(STEP_COLUMNS)
 
@@ -178,9 +178,9 @@ class EngineLayout:
 
 @njit(cache=True)
 def request_draws(luck_key, request_key):  # type: ignore[no-untyped-def]
-    """Return what is drawn once a request: its key, its cell of the normal table and its place in a bank."""
+    """Return what is drawn once a request: its key, its cell of the normal table, and a number that chooses a text."""
     key = mix64(luck_key ^ mix64(request_key))
-    return key, np.int64(mix64(key ^ _EFFECT_SALT) >> _CELL_SHIFT), np.int64(mix64(key ^ _PLACE_SALT) >> np.uint64(2))
+    return key, np.int64(mix64(key ^ _EFFECT_SALT) >> _CELL_SHIFT), np.int64(mix64(key ^ _TEXT_SALT) >> np.uint64(2))
 
 
 @njit(inline="always")
@@ -212,9 +212,9 @@ def _draft(n, drafted, slots, engine_i, engine_f, seen, fate):  # type: ignore[n
         alive = True
         accepted = 0
         if is_bank:
-            # Row of the bank at this place of the text; a text that ends is followed by the next.
+            # Row of the bank whose anchor is the last token emitted; a text that ends is followed by the next.
             first = engine_i[bank_start + domain]
-            row = first + (slots[PLACE, i] + place) % (engine_i[bank_start + domain + 1] - first)
+            row = first + (slots[PLACE, i] + place - 1) % (engine_i[bank_start + domain + 1] - first)
             for k in range(drafted):
                 bits = mix64(key ^ np.uint64(place + k))
                 luck = (np.float64(bits & _LUCK_MASK) + 0.5) * _LUCK_STEP

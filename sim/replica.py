@@ -368,7 +368,8 @@ class Replica:
     def _open_slot(self, row: int, blocks: int) -> None:
         log, slots, i = self.log, self.slots, self.decoding
         prompt, emitted = int(log.prompt_tokens[row]), int(log.counts[k.OUT, row])
-        key, cell, place = k.request_draws(self.engine.luck_key, log.request_key[row])
+        key, cell, text = k.request_draws(self.engine.luck_key, log.request_key[row])
+        tables = self.engine.acceptance
         slots[k.ROW, i] = row
         slots[k.EMITTED, i] = emitted
         slots[k.LIMIT, i] = output_limit(self.engine, log, row)
@@ -376,7 +377,7 @@ class Replica:
         slots[k.BLOCKS, i] = blocks
         slots[k.ROOM, i] = self.engine.max_context_tokens - prompt - emitted
         slots[k.DOMAIN, i] = log.domain[row]
-        slots[k.PLACE, i] = place
+        slots[k.PLACE, i] = 0 if tables is None else tables.first_row(log.domain[row], text)
         slots[k.KEY, i] = np.uint64(key).view(np.int64)
         slots[k.EFFECT, i] = cell
         self._state[k.S_CONTEXT] += prompt + emitted - 1

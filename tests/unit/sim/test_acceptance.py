@@ -108,9 +108,13 @@ def test_a_domain_that_the_drafter_does_not_know_is_refused(tmp_path):
 BLOCK = 3
 
 
-def saved_bank(folder, name, chance, first=0.0):
-    """Write a bank whose calibrated confidences tell row and depth: ``first + (row * BLOCK + depth) / 1000``."""
+def saved_bank(folder, name, chance, first=0.0, texts=None):
+    """Write a bank whose calibrated confidences tell row and depth: ``first + (row * BLOCK + depth) / 1000``.
+
+    ``texts``: rows of each text (default: one holds all).
+    """
     rows = len(chance)
+    texts = texts or (rows,)
     confidence = first + np.arange(rows * BLOCK).reshape(rows, BLOCK) / 1000
     np.savez(
         folder / name,
@@ -118,8 +122,8 @@ def saved_bank(folder, name, chance, first=0.0):
         confidence_raw=1 - confidence,
         chance=np.asarray(chance, np.float64),
         accepted=np.asarray(chance) > 0.5,
-        request=np.zeros(rows, np.int64),
-        position=np.arange(rows),
+        request=np.repeat(np.arange(len(texts)), texts),
+        position=np.concatenate([np.arange(text) for text in texts]),
     )
     sha256 = hashlib.sha256((folder / name).read_bytes()).hexdigest()
     return Bank(file=name, sha256=sha256, provenance=TOY)
@@ -139,13 +143,17 @@ def rows_of(seen, first=0.0):
     return np.rint((seen[..., 0] - first) * 1000 / BLOCK).astype(int)
 
 
-def test_a_request_walks_the_bank_from_a_place_of_its_own_and_wraps_around(tmp_path):
-    tables = bank_tables(tmp_path, any=saved_bank(tmp_path, "bank.npz", CHANCE))
-    seen, fates = seen_and_fates(tables, requests=12, output=30, domains=("any",))
+def test_a_request_walks_the_bank_from_the_beginning_of_a_text_and_wraps_around(tmp_path):
+    """Texts are drawn evenly, however long they are, and a request's first anchor is its text's first token."""
+    tables = bank_tables(tmp_path, any=saved_bank(tmp_path, "bank.npz", CHANCE, texts=(5, 1, 1)))
+    seen, fates = seen_and_fates(tables, requests=60, output=30, domains=("any",))
     rows = rows_of(seen)
+    # Of 60 draws of 1/3, fewer than 8 or more than 35 come in 1 of 2,000 runs.
+    starts = np.bincount(rows[0], minlength=len(HOLDS))
+    assert starts[[0, 5, 6]].sum() == 60
+    assert all(8 <= count <= 35 for count in starts[[0, 5, 6]])
     np.testing.assert_array_equal(rows[1:], (rows[:-1] + 1) % len(HOLDS))
     np.testing.assert_array_equal(fates, np.array(HOLDS)[rows])
-    assert len(set(rows[0])) > 2
     np.testing.assert_allclose(seen, np.array(rows)[..., None] * BLOCK / 1000 + np.arange(BLOCK) / 1000)
 
 
@@ -172,7 +180,7 @@ def test_each_domain_keeps_to_its_own_bank(tmp_path):
     tables = bank_tables(
         tmp_path,
         code=saved_bank(tmp_path, "code.npz", [[1.0] * BLOCK] * 5),
-        chat=saved_bank(tmp_path, "chat.npz", [[0.0] * BLOCK] * 9, first=0.5),
+        chat=saved_bank(tmp_path, "chat.npz", [[0.0] * BLOCK] * 9, first=0.5, texts=(2, 7)),
     )
     seen, fates = seen_and_fates(tables, requests=6, domain=[0, 1, 0, 1, 0, 1], domains=("code", "chat"))
     assert (seen[:, ::2] < 0.1).all()
