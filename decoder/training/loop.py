@@ -28,6 +28,7 @@ from tqdm import tqdm
 
 from decoder.errors import Fault, InputError
 from decoder.training.batches import Batch, TrainingText
+from decoder.training.muon import Muon
 from decoder.training.objective import Objective
 
 STATE = "training.state"  # safetensors; not by that name, which is that of weights
@@ -112,7 +113,7 @@ def make_optimizers(parameters: Iterable[nn.Parameter], settings: LoopSettings) 
     if not muon:
         return (adamw,)
     group = {"params": muon, "weight_decay": settings.weight_decay, "times": MUON_STEP}
-    return adamw, torch.optim.Muon([group], adjust_lr_fn="match_rms_adamw")
+    return adamw, Muon([group], dtype=mixed_precision(muon[0].device) or torch.float32)
 
 
 def train(
