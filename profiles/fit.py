@@ -141,13 +141,6 @@ def parser() -> argparse.ArgumentParser:
         help="share of the slope over load that belongs to requests, not to batch tokens: 0 to 1",
     )
     assume.add_argument(
-        "--context-token",
-        type=float,
-        metavar="NS",
-        help="of a log, what a token in the caches costs a step: the bytes of its keys and values on one GPU over that "
-        "GPU's bytes a nanosecond (default: fitted, where the log can tell)",
-    )
-    assume.add_argument(
         "--draft-like", metavar="PROFILE", help="another profile's draft time, scaled by the ratio of verify times"
     )
     out.add_argument("--out", type=Path, metavar="FILE", help="the profile (default: NAME.json here)")
@@ -214,12 +207,7 @@ def _check_options(options: argparse.Namespace) -> None:
         faults.append(Fault(f"expected letters, digits and _ . - / (got '{options.name}')", "NAME"))
     if options.name in known_profiles():
         faults.append(Fault(f"'{options.name}' is a shipped profile; take another name", "NAME"))
-    for key, low, high in (
-        ("request_share", 0.0, 1.0),
-        ("max_error", 0.0, math.inf),
-        ("until", 0.0, math.inf),
-        ("context_token", 0.0, math.inf),
-    ):
+    for key, low, high in (("request_share", 0.0, 1.0), ("max_error", 0.0, math.inf), ("until", 0.0, math.inf)):
         value = getattr(options, key)
         if value is not None and not low <= value <= high:
             limits = f"{low:g} to {high:g}" if high < math.inf else f"at least {low:g}"
@@ -234,7 +222,6 @@ def _check_options(options: argparse.Namespace) -> None:
         faults.append(Fault("give --sweep or --log: each gives the law of a step", "--log"))
     for key, needs in (
         ("until", "log"),
-        ("context_token", "log"),
         ("only", "sweep"),
         ("request_share", "sweep"),
         ("acceptance_before", "acceptance"),
@@ -504,9 +491,13 @@ def _from_log(work: Work, measured: Curve | None) -> StepTime:
     for reason, count in read.left_out.items():
         work.remarks.append(f"{options.log}: {count} requests left out: {reason}")
     until = None if options.until is None else read.requests[0].arrived_s + options.until
-    context_token_s = None if options.context_token is None else 1e-9 * options.context_token
-    fit = fit_request_log(read.requests, until, context_token_s=context_token_s)
+    fit = fit_request_log(read.requests, until)
     work.law = fit
+    if fit.cost_s["batch_token"] == 0:
+        work.remarks.append(
+            f"{options.log}: beside contexts a token costs nothing that the log could show, so that this profile would "
+            "verify drafts for free: measure steps by batch tokens (--step-table) before asking it about speculation"
+        )
     work.open += not_identified(fit, None, bool(options.draft_table or options.draft_like))
     return step_time_of(fit, work.origin(options.log), request_share=None)
 

@@ -5,10 +5,7 @@ quarter of the requests that ended, while only what was seen by then is looked a
 time 0, from arrivals and lengths alone, under the limits that the engine was started with. Only requests that arrived
 after all of the fitted ones are scored.
 
-Until then contexts grow with the number of requests, and a fit cannot tell what the one costs from what the other does.
-What a token in the caches costs is therefore not fitted but taken from data sheets: its keys and values, read once at
-the memory's bandwidth. What the fit finds where it is told nothing, and what a fit to the whole run says, stand beside
-it.
+What the whole run says of the same costs stands beside, as a look back.
 """
 
 from __future__ import annotations
@@ -39,11 +36,6 @@ from sim.records import Columns
 
 FOLDER = "traces/llmservingsim-bench/RTXPRO6000"
 RUNS = {"Llama-3.1-8B": "1 x RTX PRO 6000", "Qwen3-32B": "2 x RTX PRO 6000, tensor parallel"}
-#: Bytes a second of one GPU's memory: NVIDIA's data sheet of the RTX PRO 6000 Blackwell.
-BANDWIDTH = 1.792e12
-#: Bytes of keys and values of one token on one GPU: layers x 2 x heads there x width x 2 bytes, from the models' own
-#: config.json (32 layers, 8 heads of 128; 64 layers, 8 heads of 128, half of them on each GPU).
-KV_BYTES = {"Llama-3.1-8B": 32 * 2 * 8 * 128 * 2, "Qwen3-32B": 64 * 2 * 4 * 128 * 2}
 #: The share of the requests that is fitted: those that ended first.
 FITTED_SHARE = 0.25
 #: Costs of a law as they are printed: name, label with unit, units a second.
@@ -80,9 +72,9 @@ class Lives:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A measured run: what was logged, what the engine was told, its series, and what was fitted to its start.
+    """A measured run: what was logged, what the engine was told, its series, and what was fitted.
 
-    ``fit``: with the context's cost told. ``untold``: without. ``whole``: to the whole run, as a look back.
+    ``fit``: to its start. ``whole``: to all of it, as a look back.
     """
 
     name: str
@@ -91,7 +83,6 @@ class Run:
     max_batch_tokens: int
     series: dict[str, Floats]
     fit: RequestLogFit
-    untold: RequestLogFit
     whole: RequestLogFit
 
     @property
@@ -128,8 +119,7 @@ def read_run(shared: Shared, name: str) -> Run:
         told["max_num_seqs"],
         told["max_num_batched_tokens"],
         series,
-        fit=fit_request_log(requests, until_s, context_token_s=KV_BYTES[name] / BANDWIDTH),
-        untold=fit_request_log(requests, until_s),
+        fit=fit_request_log(requests, until_s),
         whole=fit_request_log(requests),
     )
 
@@ -236,16 +226,15 @@ def run_section(run: Run, out: Path, seed: int) -> Section:
             f"Fitted to the {len(run.fit.requests)} requests that ended in the first "
             f"{run.fit.until_s - run.began_s:.1f} s (residuals {run.fit.rms:.1%} rms); they arrived within "
             f"{run.last_fitted_s:.1f} s.{admission} Given: arrivals, lengths, {run.max_running} seats, "
-            f"{run.max_batch_tokens:,} tokens a step, and what a token in the caches costs: {KV_BYTES[run.name]:,} "
-            f"bytes of a GPU's memory at {BANDWIDTH / 1e9:,.0f} GB/s (data sheet). Predicted: the {int(later.sum())} "
-            "requests that arrived later, and the engine's own count of running and waiting requests, second by second."
+            f"{run.max_batch_tokens:,} tokens a step. Predicted: the {int(later.sum())} requests that arrived later, "
+            "and the engine's own count of running and waiting requests, second by second."
         ),
         "",
         *table(("metric", "predicted", "observed", "error %", "bound %"), rows),
         "",
         *said(
             "Waiting is, as vLLM counts, until the first of the prompt is computed; the engine never ran out of cache "
-            "here. Were the context's cost not told, and, as a look back, were the whole run known:"
+            "here. What was fitted and, as a look back, what the whole run would have said:"
         ),
         "",
         *table(
@@ -263,25 +252,19 @@ def seats_apart(run: Run, series: dict[str, Floats], name: str) -> tuple[Floats,
     """
     seconds = run.series["t"]
     after = seconds > run.last_fitted_s
-    told, seen = at_seconds(series, name, seconds)[after], run.series[name][after]
-    return 100 * np.abs(told - seen) / run.max_running, float(told.mean()), float(seen.mean())
+    predicted, seen = at_seconds(series, name, seconds)[after], run.series[name][after]
+    return 100 * np.abs(predicted - seen) / run.max_running, float(predicted.mean()), float(seen.mean())
 
 
 def _laws(run: Run, series: dict[str, Floats], out: Path, seed: int) -> list[list[str]]:
-    """Return what fits to more or less of a run find, and what comes of it: rows of a table."""
+    """Return what fits to the start and to all of a run find, and what comes of it: rows of a table."""
     rows = []
-    for label, fit in (
-        ("its start, context told", run.fit),
-        ("its start, nothing told", run.untold),
-        ("the whole run", run.whole),
-    ):
+    for label, fit in (("its start", run.fit), ("the whole run", run.whole)):
         counts = series if fit is run.fit else simulate_run(run, fit, out, seed)[1]
         costs = []
         for name, _, factor in LAW:
             value, error = (factor * one[name] for one in (fit.cost_s, fit.error_s))
-            costs.append(
-                "told " * (name in fit.given) + f"{value:.3g}" + f" ± {error:.2g}" * (error > 0) if value else "-"
-            )
+            costs.append(f"{value:.3g}" + f" ± {error:.2g}" * (error > 0) if value else "-")
         rows.append([label, *costs, f"{np.percentile(seats_apart(run, counts, 'running')[0], 99):.1f}"])
     return rows
 

@@ -27,8 +27,7 @@ class Law:
     """Costs of a step, and how far they are from what they were fitted to.
 
     ``cost_s``: seconds of each of `COSTS`, 0 where it was not found. ``error_s``: standard errors, NaN where not known.
-    ``inside``: costs that could not be told apart, with those that they hide in. ``given``: costs that were told, not
-    found. On top come ``saturating_s (1 -
+    ``inside``: costs that could not be told apart, with those that they hide in. On top come ``saturating_s (1 -
     exp(-batch tokens / saturation_tokens))``, where experts are still being loaded, or ``bend_token_s`` for each batch
     token past ``bend_tokens``, where a step stops being bound by reading the weights. ``misses``: by row of the data,
     ``predicted / observed - 1``. ``batch_tokens``: smallest and largest batch that was seen.
@@ -39,7 +38,6 @@ class Law:
     inside: dict[str, tuple[str, ...]]
     misses: Floats
     batch_tokens: tuple[int, int]
-    given: frozenset[str] = frozenset()
     saturating_s: float = 0.0
     saturation_tokens: float = 1.0
     bend_token_s: float = 0.0

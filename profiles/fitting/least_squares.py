@@ -54,10 +54,13 @@ class Fit:
         return float(np.abs(self.misses).max())
 
 
-def tell_apart(amounts: Mapping[str, Floats], observed_s: Floats) -> tuple[list[str], dict[str, tuple[str, ...]]]:
+def tell_apart(
+    amounts: Mapping[str, Floats], observed_s: Floats, apart: float = APART
+) -> tuple[list[str], dict[str, tuple[str, ...]]]:
     """Return the costs that the rows can tell apart, in the order given, and for each other one where it hides.
 
-    A cost is left out where its amounts are, within `APART`, a mixture of those before it: then only the sum is known.
+    A cost is left out where its amounts are, within ``apart``, a mixture of those before it: then only the sum is
+    known.
     """
     kept: list[str] = []
     inside: dict[str, tuple[str, ...]] = {}
@@ -70,7 +73,7 @@ def tell_apart(amounts: Mapping[str, Floats], observed_s: Floats) -> tuple[list[
             continue
         column = column / size
         mixture = np.linalg.lstsq(basis, column, rcond=None)[0] if kept else np.zeros(0)
-        if np.linalg.norm(column - basis @ mixture) < APART:
+        if np.linalg.norm(column - basis @ mixture) < apart:
             inside[name] = tuple(k for k, part in zip(kept, mixture, strict=True) if abs(part) > 0.1)
             continue
         kept.append(name)

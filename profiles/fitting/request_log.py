@@ -11,7 +11,6 @@ which is exact but for the intervals' contexts, taken at their middle. An engine
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,13 +19,18 @@ from scipy.optimize import least_squares
 
 from profiles.errors import Fault, ProfileError
 from profiles.fitting.law import COSTS, Law
-from profiles.fitting.least_squares import SCATTER, Floats, fit_costs, tell_apart
+from profiles.fitting.least_squares import SCATTER, Floats, fit_costs, gain, tell_apart
 from profiles.measurements.points import LoggedRequest
 
 #: Requests with fewer output tokens say little of a step: their ends weigh.
 MIN_OUTPUT = 8
 #: Requests that a fit needs.
 MIN_REQUESTS = 20
+#: `APART` of a log. Many requests, each with residuals under a per cent, tell apart what closed loops of a few runs
+#: cannot; whether they do is asked of the residuals.
+APART_IN_A_LOG = 0.005
+#: F, by cost added, from which a fit with what hid in other costs is taken.
+CLEARLY = 5.0
 
 #: Relative change of anything at which the search for costs ends.
 TO_THE_END = 1e-14
@@ -60,15 +64,11 @@ class _Lives:
     tokens: Floats
 
 
-def fit_request_log(
-    requests: Sequence[LoggedRequest], until_s: float | None = None, *, context_token_s: float | None = None
-) -> RequestLogFit:
+def fit_request_log(requests: Sequence[LoggedRequest], until_s: float | None = None) -> RequestLogFit:
     """Fit the law of a step to the requests that ended by ``until_s`` (default: all).
 
-    ``context_token_s``: what a token in the caches costs a step, where that is known; else it is fitted. Over a short
-    log contexts grow with the number of requests, and the two costs cannot be told apart.
-    Raises `ProfileError` where too few are left, the load never varied, or the contexts alone would take longer than
-    the steps did.
+    What `tell_apart` leaves out for closed loops of a few runs comes in, cost by cost, where the residuals ask for it.
+    Raises `ProfileError` where too few are left or the load never varied.
     """
     until = max(one.last_token_s for one in requests) if until_s is None else until_s
     ended = [one for one in requests if one.last_token_s <= until and one.output_tokens >= MIN_OUTPUT]
@@ -90,24 +90,42 @@ def fit_request_log(
         "prompt_token": lives.lives @ lives.prompt,
         "admission": lives.lives @ lives.let_in,
     }
-    known_s = np.zeros_like(spent)
-    if context_token_s is not None:
-        contexts = mean.pop("context_token")
-        known_s = context_token_s * contexts
-        if (known_s >= spent).any():
-            raise ProfileError(
-                Fault(
-                    f"a token in the caches cannot cost {1e9 * context_token_s:.6g} ns: the contexts alone would take "
-                    f"longer than the steps did (this log leaves less than {1e9 * float((spent / contexts).min()):.6g})"
-                )
-            )
     keep, inside = tell_apart(mean, spent)
     if "batch_token" not in keep:
         raise ProfileError(
             Fault("the number of requests decoding hardly varied: a level is known and no slope; log a run with a ramp")
         )
+    best = _search(lives, mean, spent, keep)
+    for name in tell_apart(mean, spent, APART_IN_A_LOG)[0]:
+        if name not in best.cost_s:
+            richer = _search(lives, mean, spent, [*best.cost_s, name])
+            if gain(best.misses, richer.misses, len(richer.cost_s)) > CLEARLY:
+                best = richer
+                inside.pop(name)
+    return RequestLogFit(
+        cost_s=dict.fromkeys(COSTS, 0.0) | best.cost_s,
+        error_s=dict.fromkeys(COSTS, 0.0) | best.error_s,
+        inside=inside | {"request": ("batch_token",)},
+        misses=best.misses,
+        batch_tokens=(max(1, int(lives.decoding[lives.decoding > 0].min())), int(lives.decoding.max())),
+        requests=tuple(ended),
+        until_s=until,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Costs that were searched for, their standard errors, and by request the tokens missed, as a share."""
+
+    cost_s: dict[str, float]
+    error_s: dict[str, float]
+    misses: Floats
+
+
+def _search(lives: _Lives, mean: dict[str, Floats], spent: Floats, keep: Sequence[str]) -> _Found:
+    """Fit the costs ``keep``; ``mean``, ``spent``: what each request pays for and takes, in the mean of its steps."""
     # Means over time are not means over steps; they are where the search begins.
-    guess = fit_costs(mean, spent, keep, known_s=known_s).cost
+    guess = fit_costs(mean, spent, keep).cost
     start = np.array([max(guess[name], 1e-3 * spent.sum() / mean[name].sum()) for name in keep])
 
     a_step = {"floor": np.ones_like(lives.decoding), "batch_token": lives.decoding, "context_token": lives.context}
@@ -115,7 +133,7 @@ def fit_request_log(
 
     def parts(cost: Floats) -> tuple[Floats, Floats]:
         """Return what a step takes, and the time left beside what prompts took, span by span."""
-        step, left_s = (context_token_s or 0.0) * lives.context, lives.length_s.copy()
+        step, left_s = np.zeros_like(lives.length_s), lives.length_s.copy()
         for name, price in zip(keep, cost, strict=True):
             if name in a_step:
                 step += price * a_step[name]
@@ -151,18 +169,10 @@ def fit_request_log(
     share = cost * np.array([mean[name].sum() / spent.sum() for name in keep])
     cost = np.where(share > 1e-3, cost, 0.0)
     errors = _errors(found.jac, found.fun) * start
-    given = {} if context_token_s is None else {"context_token": context_token_s}
-    return RequestLogFit(
-        cost_s=dict.fromkeys(COSTS, 0.0) | given | dict(zip(keep, map(float, cost), strict=True)),
-        error_s=dict.fromkeys(COSTS, 0.0)
-        | dict.fromkeys(given, math.nan)
-        | dict(zip(keep, map(float, errors), strict=True)),
-        given=frozenset(given),
-        inside=inside | {"request": ("batch_token",)},
-        misses=misses(cost / start),
-        batch_tokens=(max(1, int(lives.decoding[lives.decoding > 0].min())), int(lives.decoding.max())),
-        requests=tuple(ended),
-        until_s=until,
+    return _Found(
+        dict(zip(keep, map(float, cost), strict=True)),
+        dict(zip(keep, map(float, errors), strict=True)),
+        misses(cost / start),
     )
 
 

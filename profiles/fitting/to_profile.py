@@ -91,10 +91,7 @@ SETTLE = {
         "table of "
         "step time by batch tokens (--step-table)"
     ),
-    "context_token": (
-        "runs at the same concurrencies with prompts several times longer or shorter; or say what it costs "
-        "(--context-token, with --log)"
-    ),
+    "context_token": "runs at the same concurrencies with prompts several times longer or shorter",
     "prompt_token": (
         "runs with two prompt lengths, with their waits for the first token; or two ratios of prompt to output"
     ),
@@ -163,13 +160,12 @@ def step_time_of(
             f"{1 - share:.0%} of the slope over load is charged to tokens; batches beyond the runs go on straight"
         )
     verify = measured_verify or _verify(law, origin.of(f"floor and slope over batch tokens; {how}", reason))
-    context = origin.of(f"by tokens in the caches; {how}", _mixed(law, "context_token"))
-    if "context_token" in law.given:
-        context = origin.assumed("told, not fitted; the other costs were fitted beside it")
     return StepTime(
         verify=verify,
         per_request=_sourced(cost["request"], origin.of(f"beside its tokens; {how}", reason)),
-        per_context_token=_sourced(cost["context_token"], context),
+        per_context_token=_sourced(
+            cost["context_token"], origin.of(f"by tokens in the caches; {how}", _mixed(law, "context_token"))
+        ),
         overhead=_sourced(cost["floor"], origin.of(f"beside the measured table; {how}")) if measured_verify else None,
         prefill=_prefill(law, verify, origin, how),
         draft=draft or {},
