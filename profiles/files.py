@@ -65,7 +65,8 @@ class BankArrays:
 
     ``confidence_raw``, ``confidence``: raw and calibrated, ``[positions, draft_length]``; ``chance``: 1 - TV of draft
     and target there (at temperature 0: 1 where they agree); ``accepted``: the outcome a draft token had;
-    ``request``, ``position``: which text and where in it, ``[positions]``, in order.
+    ``request``, ``position``: which text and where in it, ``[positions]``: text by text, each from position 0 on, none
+    left out, since requests begin where texts begin.
     """
 
     confidence_raw: NDArray[np.float64]
@@ -111,11 +112,22 @@ def load_bank(bank: Bank, profile_path: Path, draft_length: int) -> BankArrays:
             raise ProfileError(Fault(f"{name} holds {array.dtype}; expected {noun}", str(path)))
         if name in ("confidence_raw", "confidence", "chance") and not ((array >= 0) & (array <= 1)).all():
             raise ProfileError(Fault(f"{name} has values outside [0, 1]", str(path)))
+    request, position = arrays["request"].astype(np.int64), arrays["position"].astype(np.int64)
+    begins = np.diff(request, prepend=request[0] - 1) != 0
+    wanted = np.arange(rows) - np.maximum.accumulate(np.where(begins, np.arange(rows), 0))
+    if (position != wanted).any() or np.unique(request).size != begins.sum():
+        row = int((position != wanted).argmax())
+        raise ProfileError(
+            Fault(
+                f"position is {position[row]} at row {row}; expected request by request, each position from 0 on",
+                str(path),
+            )
+        )
     return BankArrays(
         confidence_raw=arrays["confidence_raw"].astype(np.float64),
         confidence=arrays["confidence"].astype(np.float64),
         chance=arrays["chance"].astype(np.float64),
         accepted=arrays["accepted"].astype(np.bool_),
-        request=arrays["request"].astype(np.int64),
-        position=arrays["position"].astype(np.int64),
+        request=request,
+        position=position,
     )

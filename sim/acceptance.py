@@ -20,8 +20,8 @@ most once, so every policy meets the same text and the same luck at the same pla
 Bank
 ----
 Where blocks were recorded at every position of real text, a request starts at the beginning of a text of its domain,
-drawn for it, and walks on with its output position, whatever the policy: acceptance changes along an answer. A text
-that ends is followed by the next. Luck is keyed as above.
+drawn for it, and walks on with its output position, whatever the policy: acceptance changes along an answer. A
+request that is longer than its text goes on at the beginning of the next. Luck is keyed as above.
 """
 
 from __future__ import annotations

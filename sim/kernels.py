@@ -33,7 +33,7 @@ CACHED = 3  #: tokens in its KV cache: prompt + emitted - 1, the last token bein
 BLOCKS = 4  #: KV blocks it holds
 ROOM = 5  #: output tokens that the context limit still allows; known to the engine, unlike LIMIT
 DOMAIN = 6
-PLACE = 7  #: row of its domain's bank that it starts from
+FIRST_ROW = 7  #: of its domain's bank: where its text begins
 KEY = 8  #: what its luck is keyed by, a uint64 in int64 clothing
 EFFECT = 9  #: its cell in the table of normals: the request effect on acceptance
 SLOT_FIELDS = 10
@@ -214,7 +214,7 @@ def _draft(n, drafted, slots, engine_i, engine_f, seen, fate):  # type: ignore[n
         if is_bank:
             # Row of the bank whose anchor is the last token emitted; a text that ends is followed by the next.
             first = engine_i[bank_start + domain]
-            row = first + (slots[PLACE, i] + place - 1) % (engine_i[bank_start + domain + 1] - first)
+            row = first + (slots[FIRST_ROW, i] + place - 1) % (engine_i[bank_start + domain + 1] - first)
             for k in range(drafted):
                 bits = mix64(key ^ np.uint64(place + k))
                 luck = (np.float64(bits & _LUCK_MASK) + 0.5) * _LUCK_STEP

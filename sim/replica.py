@@ -377,7 +377,7 @@ class Replica:
         slots[k.BLOCKS, i] = blocks
         slots[k.ROOM, i] = self.engine.max_context_tokens - prompt - emitted
         slots[k.DOMAIN, i] = log.domain[row]
-        slots[k.PLACE, i] = 0 if tables is None else tables.first_row(log.domain[row], text)
+        slots[k.FIRST_ROW, i] = 0 if tables is None else tables.first_row(log.domain[row], text)
         slots[k.KEY, i] = np.uint64(key).view(np.int64)
         slots[k.EFFECT, i] = cell
         self._state[k.S_CONTEXT] += prompt + emitted - 1

@@ -126,11 +126,12 @@ def read_run(shared: Shared, name: str) -> Run:
 
 def simulate_run(run: Run, fit: RequestLogFit, out: Path, seed: int) -> tuple[Lives, dict[str, Floats]]:
     """Simulate a run from time 0 with the steps of a fit; returns its requests and, by step, `vllm_counts`."""
+    out.mkdir(parents=True, exist_ok=True)
     origin = Origin(source=cite(f"{FOLDER}/{run.name}/requests.jsonl"), hardware=RUNS[run.name])
     profile = Profile(
         format="dspark-profile/1",
         name=run.name.lower(),
-        description="Fitted to the start of a measured run.",
+        description="Fitted to a measured run.",
         step_time=step_time_of(fit, origin, request_share=None),
         acceptance={},
     )
@@ -260,7 +261,7 @@ def _laws(run: Run, series: dict[str, Floats], out: Path, seed: int) -> list[lis
     """Return what fits to the start and to all of a run find, and what comes of it: rows of a table."""
     rows = []
     for label, fit in (("its start", run.fit), ("the whole run", run.whole)):
-        counts = series if fit is run.fit else simulate_run(run, fit, out, seed)[1]
+        counts = series if fit is run.fit else simulate_run(run, fit, out / "whole_run", seed)[1]
         costs = []
         for name, _, factor in LAW:
             value, error = (factor * one[name] for one in (fit.cost_s, fit.error_s))

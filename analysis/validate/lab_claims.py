@@ -108,7 +108,7 @@ def claims(lab: Lab, calibration: Mapping[str, Quality]) -> list[Claim]:
     dspark, dflash, eagle3 = lab.find("dspark"), lab.find("dflash"), lab.find("eagle3")
     rnn, gated, deep = (lab.grid.get(name) for name in ("dspark_rnn", "dspark_gated", "dflash_d5"))
     # What is compared was trained for as many steps: the kinds with each other, and the grid of depths, lengths and
-    # heads, whose base has two layers, within itself. What ships may have been trained for more.
+    # heads (AdamW), whose base has two layers, within itself. What ships may have been trained for more.
     equal, base = lab.find("dspark_equal") or dspark, lab.grid.get("dspark_d2")
 
     def all_of(one: Followed | None) -> Rounds:

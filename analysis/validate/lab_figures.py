@@ -25,8 +25,8 @@ from profiles.recipes.banks import (
 )
 
 GRID_PROSE = (
-    "Temperature 1. The drafters of the grid were trained for as many steps each, fewer than those above: they are "
-    "compared with each other."
+    "Temperature 1. The drafters of the grid were trained for as many steps each, fewer than those above, and with "
+    "AdamW where those had Muon: they are compared with each other."
 )
 THRESHOLDS = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 

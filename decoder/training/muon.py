@@ -23,7 +23,7 @@ _ADAMW_RMS = 0.2
 
 
 def orthogonal(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a matrix of the same singular vectors whose singular values are all near 1 (about .7 to 1.2)."""
+    """Return a matrix of the same singular vectors; singular values that were not tiny come to about .5 to 1.3."""
     wide = matrix.shape[0] <= matrix.shape[1]
     x = matrix.to(dtype)
     x = x if wide else x.T
@@ -43,13 +43,16 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(self, params: Iterable[dict[str, Any]], *, dtype: torch.dtype, lr: float = 1e-3) -> None:
+        """Raise `ValueError` for what is not a matrix."""
         super().__init__(params, {"lr": lr, "weight_decay": 0.0})
         self.dtype = dtype
+        for value in (value for group in self.param_groups for value in group["params"]):
+            if value.ndim != 2:
+                raise ValueError(f"expected matrices (got shape {tuple(value.shape)})")
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self) -> None:  # type: ignore[override]
         """Take a step of every matrix that has a gradient."""
-        assert closure is None
         for group in self.param_groups:
             for value in group["params"]:
                 if value.grad is None:

@@ -58,6 +58,18 @@ HALF = np.full((ROWS, BLOCK), 0.5)
         ({"position": np.arange(6.0)}, "position holds float64; expected whole numbers"),
         ({"confidence": np.full((ROWS, BLOCK), "x")}, "confidence holds <U1; expected numbers"),
         (
+            {"position": np.array([0, 1, 2, 1, 2, 3])},
+            "position is 1 at row 3; expected request by request, each position from 0 on",
+        ),
+        (
+            {"position": np.arange(6)},
+            "position is 3 at row 3; expected request by request, each position from 0 on",
+        ),
+        (
+            {"request": np.array([0, 1, 0, 1, 0, 1]), "position": np.array([0, 0, 1, 1, 2, 2])},
+            "position is 1 at row 2; expected request by request, each position from 0 on",
+        ),
+        (
             {"chance": None},
             "arrays are accepted, confidence, confidence_raw, position, request; expected confidence_raw, confidence, "
             "chance, accepted, request, position",
@@ -67,7 +79,7 @@ HALF = np.full((ROWS, BLOCK), 0.5)
             "not an npz archive without pickle: object arrays cannot be loaded when allow_pickle=false",
         ),
     ],
-    ids=["width", "rows", "nan", "range", "bool", "whole", "text", "missing", "pickle"],
+    ids=["width", "rows", "nan", "range", "bool", "whole", "text", "late", "gap", "mixed", "missing", "pickle"],
 )
 def test_a_bad_bank_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     path = saved(tmp_path, **changes)

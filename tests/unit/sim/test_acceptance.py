@@ -176,13 +176,26 @@ def test_raw_and_calibrated_confidence_are_both_in_the_bank(tmp_path):
     np.testing.assert_array_equal(fates, same_fates)
 
 
+def test_a_preempted_request_goes_on_where_it_was_in_its_text(tmp_path):
+    """Rows tell places. Computing a text anew draws a token without a draft: rows may be left out, none comes twice."""
+    tables = bank_tables(tmp_path, any=saved_bank(tmp_path, "bank.npz", np.zeros((60, BLOCK))))
+    spy = Spy(take=0)
+    result = run(engine(spy, tables, block_tokens=1, kv_blocks=60), at_once(6, prompt=4, output=40))
+    assert result.requests["preemptions"].sum() > 0
+    times = np.bincount(np.concatenate([rows_of(seen) for seen in spy.seen]), minlength=60)
+    assert times.max() == 6
+    assert times[38] > 0 == times[39:].sum()
+
+
 def test_each_domain_keeps_to_its_own_bank(tmp_path):
     tables = bank_tables(
         tmp_path,
-        code=saved_bank(tmp_path, "code.npz", [[1.0] * BLOCK] * 5),
+        code=saved_bank(tmp_path, "code.npz", [[1.0] * BLOCK] * 5, texts=(3, 2)),
         chat=saved_bank(tmp_path, "chat.npz", [[0.0] * BLOCK] * 9, first=0.5, texts=(2, 7)),
     )
-    seen, fates = seen_and_fates(tables, requests=6, domain=[0, 1, 0, 1, 0, 1], domains=("code", "chat"))
+    seen, fates = seen_and_fates(tables, requests=40, domain=[0, 1] * 20, domains=("code", "chat"))
+    assert set(rows_of(seen[0, ::2])) == {0, 3}
+    assert set(rows_of(seen[0, 1::2], 0.5)) == {0, 2}
     assert (seen[:, ::2] < 0.1).all()
     assert (seen[:, 1::2] >= 0.5).all()
     assert (fates[:, ::2] == BLOCK).all()
