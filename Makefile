@@ -124,7 +124,7 @@ lab-full: lab
 	    $(LAB).evaluate --target smollm2 --prompts written-t1-held_out --per-domain 1 --max-new-tokens 64 --against-none \
 	        --drafter $(DRAFTERS)/$${kind}_b$$b --json docs/lab/speed_$${kind}_b$$b.json || exit 1; \
 	done; done
-	$(LAB).collect --target smollm2 --text corpus --split held_out --tokens 16000 --group 96
+	$(LAB).collect --target smollm2 --text corpus --split held_out --tokens 48000 --group 96
 	$(LAB).bank --target smollm2 --text corpus-held_out $(call bank_of,dspark)
 	$(PY) -m analysis.validate lab --out docs/lab
 
