@@ -78,7 +78,7 @@ class Measuring:
 
     def write(self) -> tuple[Profile, dict[str, Any]]:
         """Fit what was sampled so far, and write the profile; returns it, and what the table and --json show."""
-        from decoder.step_times import fit, fit_prefill, loop_gaps_s
+        from decoder.step_times import draft_medians_s, fit, fit_prefill, loop_gaps_s
         from profiles.files import save_profile
 
         options = self._options
@@ -86,7 +86,7 @@ class Measuring:
         decoding = {point: self.visits.samples[point] for point in self._decoding}
         prefill = {point: self.visits.samples[point] for point in self._prompts}
         fitted = fit(decoding)
-        floor_s, token_s, prefill_residuals = fit_prefill(prefill, fitted)
+        floor_s, token_s, prefill_residuals = fit_prefill(prefill, fitted, draft_medians_s(decoding))
         report = _report(self.visits, fitted, prefill_residuals, gaps_s)
         report["prefill_floor_s"], report["prefill_token_s"] = floor_s, token_s
         if options.roofline:
@@ -250,6 +250,7 @@ def _profile(
     import torch
 
     from decoder.batch_target import HfBatchTarget
+    from decoder.step_times import draft_medians_s
     from profiles.schema import (
         DraftCost,
         LinearPrefill,
@@ -287,17 +288,17 @@ def _profile(
     sizes, seconds = fitted.sizes, [max(value, 1e-9) for value in fitted.verify_s]
     draft = {}
     if drafter is not None:
-        counts = sorted({point.requests for point in decoding})
-        drafts = [
-            float(np.median([s for point, found in decoding.items() if point.requests == count for s in found.draft_s]))
-            for count in counts
-        ]
+        drafts = draft_medians_s(decoding)
         each = drafter.trained_length if drafter.chained else 1
         draft[options.drafter_name or drafter.kind] = DraftCost(
             per="token" if drafter.chained else "round",
             curve=TableCurve(
                 segments=(
-                    Segment(between="linear", sizes=tuple(counts), seconds=tuple(value / each for value in drafts)),
+                    Segment(
+                        between="linear",
+                        sizes=tuple(drafts),
+                        seconds=tuple(value / each for value in drafts.values()),
+                    ),
                 ),
                 beyond="extrapolate",
                 provenance=told("measured", f"drafting and taking in, over all contexts and lengths; {repeats}"),

@@ -6,7 +6,8 @@ the rows of its own request.
 
 On CUDA in half precision, attention over blocks is `torch.nn.attention.varlen` (flash attention with a block table).
 Elsewhere queries of similar count are laid beside each other for one call a layer; only that call sees padding, in
-attention alone.
+attention alone. A call costs more than padding to `SHORT` queries does: on two cores (AVX2), a step of SmolLM2-135M
+that verifies 12 tokens of 4 requests took 72 ms where they share one call, and 2.8 ms more for each call beyond it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from decoder.paged_kv import PagedKv
+
+#: Requests with up to so many rows share a call of attention, whatever their number: blocks of 7 and the anchor.
+SHORT = 8
 
 
 class Segment(NamedTuple):
@@ -47,7 +51,8 @@ class _Group:
         starts = np.array([segment.start for segment in segments])
         queries, rows = int(counts.max()), int((starts + counts).max())
         blocks = -(-rows // block_tokens)
-        table = np.zeros((len(segments), blocks), np.int64)
+        # Filled up with a block of its own: another's may hold NaN, and attention multiplies what it does not see by 0.
+        table = np.array([[segment.ids[0]] * blocks for segment in segments], np.int64)
         for index, segment in enumerate(segments):
             held = min(len(segment.ids), blocks)
             table[index, :held] = segment.ids[:held]
@@ -56,7 +61,7 @@ class _Group:
         # What a row may see: itself and everything before it, or, in a block without a mask, the whole block. Rows that
         # only pad see what the first sees, lest there be nothing to see; no one reads what they find.
         seen = starts[:, None] + np.where(real, offsets, 0) + 1 if causal else np.tile(starts + counts, (queries, 1)).T
-        # Whole blocks are read: what lies behind a text, or in a block that fills up the table, is finite and not seen.
+        # Whole blocks are read: what lies behind a text is finite and not seen.
         self.table = torch.from_numpy(table).flatten().to(device)
         self.visible = torch.from_numpy(np.arange(blocks * block_tokens) < seen[:, :, None])[:, None].to(device)
         take = np.array(firsts)[:, None] + np.where(real, offsets, 0)
@@ -156,11 +161,11 @@ class Ragged:
         self.storage_rows = torch.from_numpy(storage).to(self.device)
 
     def _grouped(self) -> list[_Group]:
-        # Counts within a factor of two share a call.
+        # Short counts share a call, and longer ones within a factor of two.
         alike: dict[int, list[int]] = defaultdict(list)
         for index, segment in enumerate(self.segments):
             if segment.rows:
-                alike[(segment.rows - 1).bit_length()].append(index)
+                alike[(max(segment.rows, SHORT) - 1).bit_length()].append(index)
         return [
             _Group(
                 [self.segments[i] for i in group],

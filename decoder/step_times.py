@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -227,6 +227,14 @@ def grid(
     ]
 
 
+def draft_medians_s(samples: dict[Point, Samples]) -> dict[int, float]:
+    """Return what drafting for so many requests takes, the median over all lengths and contexts."""
+    by_count: dict[int, list[float]] = defaultdict(list)
+    for point, found in sorted(samples.items()):
+        by_count[point.requests] += found.draft_s
+    return {count: float(np.median(seconds)) for count, seconds in by_count.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class Fit:
     """A step's target time taken apart: ``verify_s`` at each of ``sizes`` batch tokens, and what adds to it.
@@ -274,21 +282,26 @@ def fit(samples: dict[Point, Samples]) -> Fit:
     )
 
 
-def fit_prefill(samples: dict[Point, Samples], base: Fit) -> tuple[float, float, dict[Point, float]]:
+def fit_prefill(
+    samples: dict[Point, Samples], base: Fit, draft_s: Mapping[int, float]
+) -> tuple[float, float, dict[Point, float]]:
     """Return the floor of a step of prompts alone, what a prompt token adds, and the relative residuals.
 
-    ``samples``: steps with prompts, alone and beside decoding; what decoding costs is ``base``'s to say.
+    ``samples``: steps with prompts, alone and beside decoding; what decoding costs is ``base``'s to say, and what
+    drafting for so many requests does, ``draft_s``'s. So whatever a drafter takes longer for the prompt's rows, which
+    it takes in as well, is part of the prompt's price, alone or beside others.
     """
     from scipy.optimize import nnls
 
     points = sorted(samples)
-    seconds = np.array([float(np.median(samples[point].target_s)) for point in points])
+    seconds = np.array([float(np.median(samples[point].step_s)) for point in points])
     known = dict(zip(base.sizes, base.verify_s, strict=True))
     decoding = np.array(
         [
             known[point.batch_tokens]
             + base.per_request_s * point.requests
             + base.per_context_token_s * point.requests * point.context
+            + draft_s[point.requests]
             if point.requests
             else 0.0
             for point in points

@@ -212,7 +212,7 @@ def make_measuring(out: Path, home: Path, plant: Plant) -> Measuring:
 
     options = ["--target", TARGET, "--drafter", str(home), "--drafter-name", DRAFTER, "--requests", "1,2,4,8"]
     # The lengths that most rounds verify, the contexts and the pieces of prompts that there will be.
-    options += ["--lengths", "0,1,3,5", "--contexts", "80,144", "--prompts", "20,64"]
+    options += ["--lengths", "0,1,2,3,5", "--contexts", "80,144", "--prompts", "20,44,64"]
     options += ["--steps", "2", "--out", str(out / "profile.json")]
     command = shlex.join(["python", "-m", "decoder.measure", *options])
     return Measuring(measure.make_parser().parse_args(options), command, plant.target, plant.drafters[DRAFTER])

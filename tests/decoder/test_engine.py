@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from decoder import ragged
 from decoder.batch_target import HfBatchTarget
 from decoder.errors import InputError, RequestError
+from decoder.paged_kv import BlockPool, PagedKv
 from decoder.sampling import Sampling
 from decoder.session import Decoder
 from sim.batching import Chunked, Exclusive
@@ -339,6 +341,21 @@ def test_nan_stays_out_of_blocks_that_others_get_next(how):
             assert one.output_ids[-1] == 9
         assert one.output_ids == text[: len(one.output_ids)]
     assert any(one.status == "finished" for one in others)
+
+
+def test_nan_stays_out_of_a_shorter_neighbour_in_the_same_call():
+    """What fills up a shorter text's table of blocks is not another's: here block 0 holds NaN."""
+    pool = BlockPool(4, 4)
+    kv = PagedKv(1, 2, 8, pool, dtype=torch.float32, device=torch.device("cpu"))
+    for rows in kv.flat(0):
+        rows.normal_()
+        rows[:4] = math.nan
+    query = torch.randn(3, 4, 8)
+    short, long = ragged.Segment([3], 1, 1), ragged.Segment([0, 1, 2], 8, 2)
+    together = ragged.Ragged((long, short), 4, 4, torch.device("cpu")).attend(query, kv, 0, 0.5)
+    own = ragged.Ragged((short,), 4, 4, torch.device("cpu")).attend(query[2:], kv, 0, 0.5)
+    assert bool(together[:2].isnan().all())
+    torch.testing.assert_close(together[2:], own)
 
 
 @pytest.mark.parametrize("part", ("lm_head.weight", "confidence_head.proj.bias"))

@@ -10,7 +10,18 @@ from decoder.journal import Journal
 from decoder.measure import _models, main, make_parser
 from decoder.packed import PackedLinear, can_pack
 from decoder.shapes import SHAPES, make_shape
-from decoder.step_times import Point, Samples, Visits, fit, fit_prefill, grid, loop_gaps_s, run_point, spread
+from decoder.step_times import (
+    Point,
+    Samples,
+    Visits,
+    draft_medians_s,
+    fit,
+    fit_prefill,
+    grid,
+    loop_gaps_s,
+    run_point,
+    spread,
+)
 from profiles.curves import draft_cost, step_cost
 from profiles.files import load_profile
 from sim.batching import Chunked
@@ -41,8 +52,16 @@ def test_parts_of_a_lawful_machine_are_found():
     for size, value in zip(found.sizes, found.verify_s, strict=True):
         assert value == pytest.approx(2.0 + 0.3 * size + (0.7 if size % 3 == 1 else 0))
     prompts = [Point(0, 0, 0, 20), Point(0, 0, 0, 90), Point(4, 0, 10, 20), Point(4, 0, 10, 90)]
-    floor_s, token_s, residuals = fit_prefill(lawful(prompts), found)
-    assert (floor_s, token_s) == pytest.approx((1.5, 0.1))
+    # Beside others a prompt's rows take the drafter longer, 0.02 s a token; alone nothing is drafted.
+    taken = lawful(prompts)
+    for point, found_there in taken.items():
+        more = 0.02 * point.prompt
+        found_there.draft_s[:] = [0.25 + more if point.requests else 0.0] * 3
+        found_there.step_s[:] = [seconds(point) + more + (0.25 if point.requests else 0.0)] * 3
+    draft_s = draft_medians_s(lawful(points))
+    assert draft_s == {1: 0.25, 2: 0.25, 4: 0.25, 8: 0.25}
+    floor_s, token_s, residuals = fit_prefill(taken, found, draft_s)
+    assert (floor_s, token_s) == pytest.approx((1.5, 0.12))
     assert max(map(abs, residuals.values())) < 1e-9
 
 
