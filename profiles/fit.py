@@ -203,8 +203,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _check_options(options: argparse.Namespace) -> None:
     faults = []
-    if not re.fullmatch(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*", options.name) or options.name.endswith(".json"):
-        faults.append(Fault(f"expected letters, digits and _ . - / (got '{options.name}')", "NAME"))
+    if not re.fullmatch(
+        r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*", options.name
+    ) or options.name.endswith(".json"):
+        faults.append(
+            Fault(
+                f"expected letters, digits and _ . - /, no part of it beginning with . or - (got '{options.name}')",
+                "NAME",
+            )
+        )
     if options.name in known_profiles():
         faults.append(Fault(f"'{options.name}' is a shipped profile; take another name", "NAME"))
     for key, low, high in (("request_share", 0.0, 1.0), ("max_error", 0.0, math.inf), ("until", 0.0, math.inf)):
@@ -220,6 +227,8 @@ def _check_options(options: argparse.Namespace) -> None:
         faults.append(Fault("nothing to fit: give --sweep, --log, --step-table or --acceptance"))
     if options.sweep and options.log:
         faults.append(Fault("give --sweep or --log: each gives the law of a step", "--log"))
+    if options.no_plots and options.plots is not None:
+        faults.append(Fault("has no effect beside --no-plots", "--plots"))
     for key, needs in (
         ("until", "log"),
         ("only", "sweep"),

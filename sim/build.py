@@ -198,7 +198,11 @@ def _acceptance(
     if drafter is None:
         listed = ", ".join(known) or "none"
         raise ScenarioError(
-            document.fault(f"profile '{name}' has no acceptance of drafter '{policy.drafter}'; known: {listed}", where)
+            document.fault(
+                f"profile '{name}' has no acceptance of drafter '{policy.drafter}'; known: {listed} "
+                "(another's is given as fleet.acceptance_profile, beside fleet.step_profile)",
+                where,
+            )
         )
     try:
         policy.check_drafter(drafter.trained_length, drafter.kind)
@@ -227,7 +231,11 @@ def _acceptance(
     told_apart = _tells_apart(drafter)
     if told_apart and domains == UNSAID:
         raise ScenarioError(
-            document.fault(f"missing; profile '{name}' tells domains apart: {', '.join(drafter.domains)}", ("domains",))
+            document.fault(
+                f"missing; profile '{name}' tells domains apart: {', '.join(drafter.domains)}; "
+                f"all of one: domains: {{{next(iter(drafter.domains))}: 1}}",
+                ("domains",),
+            )
         )
     drafters = [known.get(one.drafter) for one in scenario.policies if one.drafter is not None]
     if scenario.domains is not None and not any(_tells_apart(one) for one in drafters):

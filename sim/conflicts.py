@@ -26,7 +26,11 @@ def conflicts(scenario: Scenario, document: Document) -> Iterator[Fault]:
     if fleet.profile is not None:
         for key in ("step_profile", "acceptance_profile"):
             if getattr(fleet, key) is not None:
-                yield document.fault("has no effect beside fleet.profile; give one or the other", ("fleet", key))
+                yield document.fault(
+                    "has no effect beside fleet.profile; for step times of one and acceptance of another, give "
+                    "step_profile and acceptance_profile instead",
+                    ("fleet", key),
+                )
     elif fleet.step_profile is None:
         yield document.fault("missing; give profile, or step_profile and acceptance_profile", ("fleet", "profile"))
     elif fleet.acceptance_profile is None and any(policy.drafter is not None for policy in scenario.policies):

@@ -19,9 +19,10 @@ import numpy as np
 from sim.acceptance import GRID_POINTS, GRID_REACH, NORMAL_CELLS, normal_quantiles
 from sim.records import STEP_COLUMNS
 from sim.rng import mix64
-from sim.verify.kernels import algorithm1, exhaustive, lagged, leading, table_row
+from sim.verify.kernels import algorithm1, compiled, exhaustive, lagged, leading, table_row
 
 njit: Any = numba.njit
+kernel: Any = compiled
 
 # ------------------------------------------------------------------------------------------------------------- layouts
 
@@ -176,7 +177,7 @@ class EngineLayout:
 # -------------------------------------------------------------------------------------------------------------- chance
 
 
-@njit(cache=True)
+@kernel
 def request_draws(luck_key, request_key):  # type: ignore[no-untyped-def]
     """Return what is drawn once a request: its key, its cell of the normal table, and a number that chooses a text."""
     key = mix64(luck_key ^ mix64(request_key))
@@ -192,7 +193,7 @@ def _interpolate(table, start, x):  # type: ignore[no-untyped-def]
     return low + (at - cell) * (table[start + cell + 1] - low)
 
 
-@njit(cache=True)
+@kernel
 def _draft(n, drafted, slots, engine_i, engine_f, seen, fate):  # type: ignore[no-untyped-def]
     """Draft in each of ``n`` slots: what the confidence head says and what the target would accept.
 
@@ -245,7 +246,7 @@ def _draft(n, drafted, slots, engine_i, engine_f, seen, fate):  # type: ignore[n
 # -------------------------------------------------------------------------------------------------------------- memory
 
 
-@njit(cache=True)
+@kernel
 def missing_blocks(n, ahead, block_tokens, slots):  # type: ignore[no-untyped-def]
     """Return the KV blocks that slots lack to hold ``1 + ahead`` more tokens each (fewer at the context limit)."""
     lacking = 0
@@ -255,7 +256,7 @@ def missing_blocks(n, ahead, block_tokens, slots):  # type: ignore[no-untyped-de
     return lacking
 
 
-@njit(cache=True)
+@kernel
 def _take_blocks(n, ahead, block_tokens, slots):  # type: ignore[no-untyped-def]
     for i in range(n):
         tokens = slots[CACHED, i] + min(1 + ahead, slots[ROOM, i])
@@ -265,7 +266,7 @@ def _take_blocks(n, ahead, block_tokens, slots):  # type: ignore[no-untyped-def]
 # --------------------------------------------------------------------------------------------------- lengths and price
 
 
-@njit(cache=True)
+@kernel
 def _fill_rates(requests, highest, limit, prompt_tokens, other_s, engine_f, rates):  # type: ignore[no-untyped-def]
     """Write ``rates[b]``, steps per second at ``b`` batch tokens, for b in requests..highest.
 
@@ -280,7 +281,7 @@ def _fill_rates(requests, highest, limit, prompt_tokens, other_s, engine_f, rate
         rates[b] = 0.0
 
 
-@njit(cache=True)
+@kernel
 def _draft_length(n, state_i, engine_i):  # type: ignore[no-untyped-def]
     """Return the draft tokens to draft in each slot, and update the memory of a table."""
     policy = engine_i[E_POLICY]
@@ -299,7 +300,7 @@ def _draft_length(n, state_i, engine_i):  # type: ignore[no-untyped-def]
     return engine_i[E_TRAINED] if engine_i[E_IS_BLOCK] == 1 and wanted > 0 else wanted
 
 
-@njit(cache=True)
+@kernel
 def _choose(n, drafted, state_i, engine_i, engine_f, seen, fate, rates, ring, lengths, values, work):  # type: ignore[no-untyped-def]
     """Choose the lengths of a step by a compiled policy; the same kernels that the Python policies call."""
     policy = engine_i[E_POLICY]
@@ -323,7 +324,7 @@ def _choose(n, drafted, state_i, engine_i, engine_f, seen, fate, rates, ring, le
         exhaustive(seen, rates, lengths, values, work)
 
 
-@njit(cache=True)
+@kernel
 def _clip_lengths(n, drafted, budget, slots, lengths, state_i):  # type: ignore[no-untyped-def]
     """Cut lengths to the context limit, then trim from the tail of the admission order to ``budget`` in all.
 
@@ -352,7 +353,7 @@ def _clip_lengths(n, drafted, budget, slots, lengths, state_i):  # type: ignore[
 # ------------------------------------------------------------------------------------------------------------ delivery
 
 
-@njit(cache=True)
+@kernel
 def _deliver(n, now, deadline_s, drafted, block_tokens, slots, fate, lengths, ended, counts, times, state_i):  # type: ignore[no-untyped-def]
     """Deliver a round: accepted prefix and bonus token of each slot, cut where the request ends.
 
@@ -409,7 +410,7 @@ def _deliver(n, now, deadline_s, drafted, block_tokens, slots, fate, lengths, en
     return out_tokens, accepted_tokens
 
 
-@njit(cache=True)
+@kernel
 def advance(state_i, state_f, engine_i, engine_f, counts, times, kv_blocks, records, used, most_steps, stop_at_end):  # type: ignore[no-untyped-def]
     """Take a replica through up to ``most_steps`` step ends, from the phase it is in; says why it stopped.
 

@@ -44,7 +44,6 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument(
         "--assume",
         choices=("shipped", "refined"),
-        default="shipped",
         help="paper: hold to the bounds what the shipped profiles predict (default), or what they would with draft "
         "passes by the drafters' architecture; both are shown",
     )
@@ -70,6 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise InputError(Fault(f"expected minutes above 0 (got {options.minutes:g})", "--minutes"))
     if options.rung not in RUNGS:
         raise InputError(Fault(f"unknown rung '{options.rung}'; known: {', '.join(RUNGS)}", "RUNG"))
+    for key, rung in (("assume", "paper"), ("minutes", "engine")):
+        if getattr(options, key) is not None and options.rung != rung:
+            raise InputError(Fault(f"has no effect on rung '{options.rung}'; it is for '{rung}'", f"--{key}"))
     if not options.shared.is_dir():
         raise InputError(Fault("no such folder; --shared names the folder of reference data", str(options.shared)))
     out = options.out or Path("runs/validation") / options.rung
@@ -82,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         seed=options.seed,
         jobs=options.jobs,
         quick=options.quick,
-        assume=options.assume,
+        assume=options.assume or "shipped",
         minutes=options.minutes,
     )
     report = RUNGS[options.rung].run(settings)

@@ -241,7 +241,7 @@ def _longer_blocks(lab: Lab) -> Claim:
         PAPER["growth"],
         lambda: bootstrap(len(parts[0].request), growth),
         lambda estimate: verdict_above(estimate, 0.0),
-        "%",
+        "% points",
     )
 
 

@@ -24,8 +24,12 @@ Ints = NDArray[np.int64]
 F = TypeVar("F", bound=Callable[..., object])
 
 
-def _compiled(function: F) -> F:
-    return cast(F, numba.njit(cache=True)(function))
+def compiled(function: F) -> F:
+    """Compile a function at its first call, once for all runs where there is a folder to keep what was compiled."""
+    try:
+        return cast(F, numba.njit(cache=True)(function))
+    except RuntimeError:  # neither beside the source nor under HOME may be written: numba has no place for a cache
+        return cast(F, numba.njit(function))
 
 
 def scratch(requests: int, draft_length: int) -> tuple[Floats, Ints]:
@@ -34,7 +38,7 @@ def scratch(requests: int, draft_length: int) -> tuple[Floats, Ints]:
     return np.empty(candidates), np.empty(2 * candidates + 1, np.int64)
 
 
-@_compiled
+@compiled
 def is_chance(confidence: Floats) -> bool:
     """Whether every entry lies in [0, 1]; NaN does not."""
     for row in range(confidence.shape[0]):
@@ -44,7 +48,7 @@ def is_chance(confidence: Floats) -> bool:
     return True
 
 
-@_compiled
+@compiled
 def survival(confidence: Floats, out: Floats) -> None:
     """Write the running product of each row to ``out``."""
     for request in range(confidence.shape[0]):
@@ -54,7 +58,7 @@ def survival(confidence: Floats, out: Floats) -> None:
             out[request, position] = a
 
 
-@_compiled
+@compiled
 def rank(confidence: Floats, values: Floats, work: Ints) -> None:
     """Rank all n candidates: their survival into ``values[:n]``, their request into ``work[:n]``.
 
@@ -94,7 +98,7 @@ def rank(confidence: Floats, values: Floats, work: Ints) -> None:
             work[j] = request
 
 
-@_compiled
+@compiled
 def _bucket(a: float, n: int) -> int:
     """Bucket of a survival, highest first; whatever ``a`` is (NaN, above 1), inside 0..n-1."""
     if a >= 1.0:
@@ -104,7 +108,7 @@ def _bucket(a: float, n: int) -> int:
     return n - 1
 
 
-@_compiled
+@compiled
 def algorithm1(confidence: Floats, steps_per_s: Floats, lengths: Ints, values: Floats, work: Ints) -> None:
     """Admit candidates by rank while each raises expected tokens × steps_per_s; write ``lengths``.
 
@@ -131,7 +135,7 @@ def algorithm1(confidence: Floats, steps_per_s: Floats, lengths: Ints, values: F
         lengths[work[i]] += 1
 
 
-@_compiled
+@compiled
 def best_batch(values: Floats, requests: int, candidates: int, steps_per_s: Floats) -> int:
     """Return the batch tokens at which expected tokens × steps_per_s is largest; the smallest of equal ones.
 
@@ -147,7 +151,7 @@ def best_batch(values: Floats, requests: int, candidates: int, steps_per_s: Floa
     return best
 
 
-@_compiled
+@compiled
 def runnable(wanted: int, requests: int, most: int, steps_per_s: Floats) -> int:
     """Return the draft tokens to admit when ``wanted`` are: within 0..most, and at a batch whose rate is not 0."""
     budget = max(0, min(wanted, most))
@@ -156,7 +160,7 @@ def runnable(wanted: int, requests: int, most: int, steps_per_s: Floats) -> int:
     return budget
 
 
-@_compiled
+@compiled
 def admit(budget: int, requests: int, work: Ints, lengths: Ints) -> None:
     """Write the lengths that the first ``budget`` candidates of a ranking amount to."""
     lengths[:requests] = 0
@@ -164,14 +168,14 @@ def admit(budget: int, requests: int, work: Ints, lengths: Ints) -> None:
         lengths[work[i]] += 1
 
 
-@_compiled
+@compiled
 def top_k(confidence: Floats, budget: int, lengths: Ints, values: Floats, work: Ints) -> None:
     """Admit the ``budget`` candidates of highest survival; write ``lengths``."""
     rank(confidence, values, work)
     admit(budget, confidence.shape[0], work, lengths)
 
 
-@_compiled
+@compiled
 def lagged(confidence: Floats, steps_per_s: Floats, wanted: int, lengths: Ints, values: Floats, work: Ints) -> int:
     """Spend a budget fixed before this round; return the batch tokens that would have been best in it.
 
@@ -185,7 +189,7 @@ def lagged(confidence: Floats, steps_per_s: Floats, wanted: int, lengths: Ints, 
     return best_batch(values, requests, candidates, steps_per_s)
 
 
-@_compiled
+@compiled
 def exhaustive(confidence: Floats, steps_per_s: Floats, lengths: Ints, values: Floats, work: Ints) -> None:
     """Admit up to the best batch of this very step; write ``lengths``. Lossy unless the outcome is known anyway."""
     requests, draft_length = confidence.shape
@@ -194,7 +198,7 @@ def exhaustive(confidence: Floats, steps_per_s: Floats, lengths: Ints, values: F
     admit(best_batch(values, requests, candidates, steps_per_s) - requests, requests, work, lengths)
 
 
-@_compiled
+@compiled
 def leading(confidence: Floats, floor: float, lengths: Ints) -> None:
     """Write how many positions of each row, from the first on, reach ``floor``."""
     for request in range(confidence.shape[0]):
@@ -204,7 +208,7 @@ def leading(confidence: Floats, floor: float, lengths: Ints) -> None:
         lengths[request] = length
 
 
-@_compiled
+@compiled
 def table_row(row: int, requests: int, starts: Ints, hysteresis: int) -> int:
     """Return the row of a table by running requests, given the row of the step before.
 

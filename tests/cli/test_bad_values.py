@@ -342,12 +342,14 @@ WITH_PROFILES = [
     (
         "dspark]",
         "{kind: dspark, drafter: eagle}]",
-        "7: policies[1]: profile 'paper/v4_flash' has no acceptance of drafter 'eagle'; known: dspark, mtp",
+        "7: policies[1]: profile 'paper/v4_flash' has no acceptance of drafter 'eagle'; known: dspark, mtp "
+        "(another's is given as fleet.acceptance_profile, beside fleet.step_profile)",
     ),
     (
         "profile: paper/v4_flash",
         "step_profile: engines/qwen3_8b_h20\n  acceptance_profile: engines/qwen3_8b_h20",
-        "8: policies[1]: profile 'engines/qwen3_8b_h20' has no acceptance of drafter 'dspark'; known: none",
+        "8: policies[1]: profile 'engines/qwen3_8b_h20' has no acceptance of drafter 'dspark'; known: none "
+        "(another's is given as fleet.acceptance_profile, beside fleet.step_profile)",
     ),
     (
         "[none, dspark]",
@@ -367,7 +369,8 @@ WITH_PROFILES = [
     (
         "profile: paper/v4_flash",
         TWO_DOMAINS,
-        "1: domains: missing; profile 'paper/qwen3_8b' tells domains apart: math, code, chat",
+        "1: domains: missing; profile 'paper/qwen3_8b' tells domains apart: math, code, chat; "
+        "all of one: domains: {math: 1}",
     ),
 ]
 

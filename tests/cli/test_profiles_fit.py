@@ -149,7 +149,14 @@ def test_what_the_engine_ran_may_be_said_in_front_of_the_file(capsys: pytest.Cap
         (["mine"], "nothing to fit: give --sweep, --log, --step-table or --acceptance"),
         (["mine", "--sweep", "gone.csv"], "gone.csv: cannot read: no such file or directory"),
         (["mine", "--sweep", "dspark=sweep.csv"], "--sweep: unknown policy 'dspark'; known: none, mtp1, fixed:K"),
-        (["a b", "--sweep", "sweep.csv"], "NAME: expected letters, digits and _ . - / (got 'a b')"),
+        *(
+            (
+                [name, "--sweep", "sweep.csv"],
+                f"NAME: expected letters, digits and _ . - /, no part of it beginning with . or - (got '{name}')",
+            )
+            for name in ("a b", "../a", "a/../b", "/a", "a/.b")
+        ),
+        (["a", "--sweep", "sweep.csv", "--no-plots", "--plots", "p"], "--plots: has no effect beside --no-plots"),
         (["paper/v4_flash", "--sweep", "sweep.csv"], "NAME: 'paper/v4_flash' is a shipped profile; take another name"),
         (["mine", "--sweep", "sweep.csv", "--log", "sweep.csv"], "--log: give --sweep or --log"),
         (["mine", "--sweep", "sweep.csv", "--request-share", "2"], "--request-share: expected 0 to 1 (got 2)"),

@@ -7,7 +7,10 @@ import subprocess
 import sys
 from importlib.util import find_spec
 
+import numba
 import pytest
+
+from sim.verify.kernels import compiled
 
 HEAVY = {"matplotlib", "pandas", "plotly", "torch", "transformers"}
 
@@ -38,3 +41,15 @@ def test_import_loads_nothing_heavy(module: str, unwanted: set[str]) -> None:
 
 def test_a_heavy_import_would_be_seen() -> None:
     assert "matplotlib" in loaded_by("matplotlib")
+
+
+def test_kernels_compile_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the source's folder nor HOME may be written, as in a container of any user: numba finds no locator."""
+    monkeypatch.setattr(numba.core.caching.CacheImpl, "_locator_classes", [])
+
+    def twice(value: int) -> int:
+        return 2 * value
+
+    with pytest.raises(RuntimeError, match="cannot cache function"):
+        numba.njit(cache=True)(twice)
+    assert compiled(twice)(4) == 8

@@ -18,11 +18,13 @@ USERS = ("kind: poisson, rate_per_s: 4", "kind: closed_loop, users: 3")
 IDLE = [
     (
         [("profile: paper/v4_flash", "profile: paper/v4_flash\n  step_profile: paper/v4_pro")],
-        "6: fleet.step_profile: has no effect beside fleet.profile; give one or the other",
+        "6: fleet.step_profile: has no effect beside fleet.profile; for step times of one and acceptance of "
+        "another, give step_profile and acceptance_profile instead",
     ),
     (
         [("profile: paper/v4_flash", "profile: paper/v4_flash\n  acceptance_profile: paper/v4_pro")],
-        "6: fleet.acceptance_profile: has no effect beside fleet.profile; give one or the other",
+        "6: fleet.acceptance_profile: has no effect beside fleet.profile; for step times of one and acceptance of "
+        "another, give step_profile and acceptance_profile instead",
     ),
     (
         [

@@ -282,3 +282,17 @@ def test_a_drafter_that_was_never_trained_is_named(tmp_path, monkeypatch):
 def test_minutes_are_a_time(minutes):
     with pytest.raises(InputError, match="--minutes: expected minutes above 0"):
         main(["engine", "--minutes", minutes])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    (
+        (["paper", "--minutes", "3"], "--minutes: has no effect on rung 'paper'; it is for 'engine'"),
+        (["engine", "--assume", "refined"], "--assume: has no effect on rung 'engine'; it is for 'paper'"),
+        (["law", "--assume", "shipped"], "--assume: has no effect on rung 'law'; it is for 'paper'"),
+    ),
+)
+def test_an_option_of_another_rung_is_refused(options, said):
+    with pytest.raises(InputError) as refused:
+        main(options)
+    assert str(refused.value) == said
