@@ -48,9 +48,6 @@ def _run(options: argparse.Namespace) -> int:
         raise InputError(Fault(f"expected at least 1 (got {options.jobs})", "--jobs"))
     scenario, document = scenario_of(options)
     if options.dry_run:
-        for key in ("out", "json"):
-            if getattr(options, key) is not None:
-                raise InputError(Fault("has no effect beside --dry-run, which writes nothing", f"--{key}"))
         from sim.scenario import resolved
 
         print(_yaml(resolved(scenario)), end="")

@@ -14,7 +14,7 @@ from sim.scenario import label_of
 from sim.units import BYTES, SECONDS, format_bytes, format_duration, parse_bytes, parse_duration_s
 from sim.verify import POLICIES, BatchTable, Dspark, DsparkAsync, Fixed, Mtp1, NoSpeculation, Oracle, Threshold
 from sim.workload.base import ARRIVALS, LENGTHS
-from tests.helpers.scenario import TINY, changed
+from tests.helpers.scenario import changed
 
 ROOT = Path(__file__).parents[2]
 
@@ -177,10 +177,3 @@ def test_near_thresholds_are_two_policies(run):
         "[none, dspark]", "[{kind: threshold, min_confidence: 0.6}, {kind: threshold, min_confidence: 0.6000001}]"
     )
     assert run(text, "--dry-run").code == 0
-
-
-@pytest.mark.parametrize("key", ("--out", "--json"))
-def test_nowhere_is_written_to(run, tmp_path, key):
-    ended = run(TINY, "--dry-run", key, str(tmp_path / "new"))
-    assert ended.err == f"{key}: has no effect beside --dry-run, which writes nothing\n"
-    assert not (tmp_path / "new").exists()
