@@ -78,7 +78,7 @@ class Measuring:
 
     def write(self) -> tuple[Profile, dict[str, Any]]:
         """Fit what was sampled so far, and write the profile; returns it, and what the table and --json show."""
-        from decoder.step_times import draft_medians_s, fit, fit_prefill, loop_gaps_s
+        from decoder.step_times import fit, fit_prefill, loop_gaps_s
         from profiles.files import save_profile
 
         options = self._options
@@ -86,7 +86,7 @@ class Measuring:
         decoding = {point: self.visits.samples[point] for point in self._decoding}
         prefill = {point: self.visits.samples[point] for point in self._prompts}
         fitted = fit(decoding)
-        floor_s, token_s, prefill_residuals = fit_prefill(prefill, fitted, draft_medians_s(decoding))
+        floor_s, token_s, prefill_residuals = fit_prefill(prefill, fitted)
         report = _report(self.visits, fitted, prefill_residuals, gaps_s)
         report["prefill_floor_s"], report["prefill_token_s"] = floor_s, token_s
         if options.roofline:
@@ -250,7 +250,6 @@ def _profile(
     import torch
 
     from decoder.batch_target import HfBatchTarget
-    from decoder.step_times import draft_medians_s
     from profiles.schema import (
         DraftCost,
         LinearPrefill,
@@ -288,7 +287,6 @@ def _profile(
     sizes, seconds = fitted.sizes, [max(value, 1e-9) for value in fitted.verify_s]
     draft = {}
     if drafter is not None:
-        drafts = draft_medians_s(decoding)
         each = drafter.trained_length if drafter.chained else 1
         draft[options.drafter_name or drafter.kind] = DraftCost(
             per="token" if drafter.chained else "round",
@@ -296,8 +294,8 @@ def _profile(
                 segments=(
                     Segment(
                         between="linear",
-                        sizes=tuple(drafts),
-                        seconds=tuple(value / each for value in drafts.values()),
+                        sizes=tuple(fitted.draft_s),
+                        seconds=tuple(value / each for value in fitted.draft_s.values()),
                     ),
                 ),
                 beyond="extrapolate",
@@ -335,8 +333,8 @@ def _profile(
                 per_token_s=max(report["prefill_token_s"], 1e-12),
                 provenance=told(
                     "fitted",
-                    f"a prompt of {options.prompts} tokens alone and beside decoding: relative residual "
-                    f"{report['prefill_worst']:.1%} at worst; {repeats}",
+                    f"a prompt of {options.prompts} tokens alone and beside decoding, a drafter's taking it in "
+                    f"included: relative residual {report['prefill_worst']:.1%} at worst; {repeats}",
                 ),
             ),
             per_request=SourcedSeconds(seconds=fitted.per_request_s, provenance=told("fitted", parts)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -227,18 +227,11 @@ def grid(
     ]
 
 
-def draft_medians_s(samples: dict[Point, Samples]) -> dict[int, float]:
-    """Return what drafting for so many requests takes, the median over all lengths and contexts."""
-    by_count: dict[int, list[float]] = defaultdict(list)
-    for point, found in sorted(samples.items()):
-        by_count[point.requests] += found.draft_s
-    return {count: float(np.median(seconds)) for count, seconds in by_count.items()}
-
-
 @dataclass(frozen=True, slots=True)
 class Fit:
     """A step's target time taken apart: ``verify_s`` at each of ``sizes`` batch tokens, and what adds to it.
 
+    ``draft_s``: what drafting for so many requests takes beside it, the median over all lengths and contexts.
     ``residuals``: fitted over measured medians, less 1, by point.
     """
 
@@ -246,6 +239,7 @@ class Fit:
     verify_s: tuple[float, ...]
     per_request_s: float
     per_context_token_s: float
+    draft_s: dict[int, float]
     residuals: dict[Point, float]
 
     @property
@@ -273,23 +267,24 @@ def fit(samples: dict[Point, Samples]) -> Fit:
         matrix[row, -1] = point.requests * point.context
     solved = lsq_linear(matrix / seconds[:, None], np.ones(len(points)), bounds=(0, np.inf), method="bvls").x
     fitted = matrix @ solved
+    drafts: dict[int, list[float]] = defaultdict(list)
+    for point in points:
+        drafts[point.requests] += samples[point].draft_s
     return Fit(
         tuple(sizes),
         tuple(float(value) for value in solved[:-2]),
         float(solved[-2]),
         float(solved[-1]),
+        {requests: float(np.median(seconds_of)) for requests, seconds_of in drafts.items()},
         {point: float(found) for point, found in zip(points, fitted / seconds - 1, strict=True)},
     )
 
 
-def fit_prefill(
-    samples: dict[Point, Samples], base: Fit, draft_s: Mapping[int, float]
-) -> tuple[float, float, dict[Point, float]]:
+def fit_prefill(samples: dict[Point, Samples], base: Fit) -> tuple[float, float, dict[Point, float]]:
     """Return the floor of a step of prompts alone, what a prompt token adds, and the relative residuals.
 
-    ``samples``: steps with prompts, alone and beside decoding; what decoding costs is ``base``'s to say, and what
-    drafting for so many requests does, ``draft_s``'s. So whatever a drafter takes longer for the prompt's rows, which
-    it takes in as well, is part of the prompt's price, alone or beside others.
+    ``samples``: steps with prompts, alone and beside decoding; what decoding and drafting cost is ``base``'s to
+    say. So what a drafter takes longer for a prompt's rows is part of the prompt's price, alone or beside others.
     """
     from scipy.optimize import nnls
 
@@ -301,7 +296,7 @@ def fit_prefill(
             known[point.batch_tokens]
             + base.per_request_s * point.requests
             + base.per_context_token_s * point.requests * point.context
-            + draft_s[point.requests]
+            + base.draft_s[point.requests]
             if point.requests
             else 0.0
             for point in points

@@ -203,9 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _check_options(options: argparse.Namespace) -> None:
     faults = []
-    if not re.fullmatch(
-        r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*", options.name
-    ) or options.name.endswith(".json"):
+    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)*", options.name, re.ASCII) or options.name.endswith(".json"):
         faults.append(
             Fault(
                 f"expected letters, digits and _ . - /, no part of it beginning with . or - (got '{options.name}')",

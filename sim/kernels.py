@@ -22,7 +22,7 @@ from sim.rng import mix64
 from sim.verify.kernels import algorithm1, compiled, exhaustive, lagged, leading, table_row
 
 njit: Any = numba.njit
-kernel: Any = compiled
+kernel: Any = compiled  # untyped: what it compiles is called from typed code with arrays alone
 
 # ------------------------------------------------------------------------------------------------------------- layouts
 

@@ -14,7 +14,6 @@ from decoder.step_times import (
     Point,
     Samples,
     Visits,
-    draft_medians_s,
     fit,
     fit_prefill,
     grid,
@@ -58,9 +57,8 @@ def test_parts_of_a_lawful_machine_are_found():
         more = 0.02 * point.prompt
         found_there.draft_s[:] = [0.25 + more if point.requests else 0.0] * 3
         found_there.step_s[:] = [seconds(point) + more + (0.25 if point.requests else 0.0)] * 3
-    draft_s = draft_medians_s(lawful(points))
-    assert draft_s == {1: 0.25, 2: 0.25, 4: 0.25, 8: 0.25}
-    floor_s, token_s, residuals = fit_prefill(taken, found, draft_s)
+    assert found.draft_s == {1: 0.25, 2: 0.25, 4: 0.25, 8: 0.25}
+    floor_s, token_s, residuals = fit_prefill(taken, found)
     assert (floor_s, token_s) == pytest.approx((1.5, 0.12))
     assert max(map(abs, residuals.values())) < 1e-9
 
