@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from profiles.curves import StepCost
+from profiles.curves import NO_ROWS, StepCost
 from profiles.files import find_profile, load_profile
 from sim.acceptance import acceptance_tables
 from sim.batching import Chunked
@@ -82,6 +82,7 @@ def engine(policy: Policy) -> Engine:
             overhead_s=0.0,
             prefill_as_verify=True,
             prefill_floor_s=0.0,
+            prefill_rows_s=NO_ROWS,
             prefill_token_s=0.0,
             prefill_request_s=0.0,
         ),

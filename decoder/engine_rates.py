@@ -60,11 +60,11 @@ class ProfileStepRates:
         cost = self._cost
         other_s = cost.overhead_s + cost.per_request_s * requests + cost.per_context_token_s * context_tokens
         other_s += float(self._draft_s[requests]) * (drafted if self._a_token_each else 1)
+        sizes = np.arange(requests * (1 + drafted) + 1)
         as_verify = prompt_tokens if cost.prefill_as_verify else 0
-        if not cost.prefill_as_verify:
-            other_s += cost.prefill_token_s * prompt_tokens + cost.prefill_request_s * admitted
-        sizes = np.minimum(np.arange(requests * (1 + drafted) + 1) + as_verify, cost.verify_s.size - 1)
-        return _rates(other_s + cost.verify_s[sizes], requests, max_batch_tokens)
+        seconds = cost.verify_s[np.minimum(sizes + as_verify, cost.verify_s.size - 1)]
+        seconds = seconds + cost.prompts_s(sizes, prompt_tokens, admitted)
+        return _rates(other_s + seconds, requests, max_batch_tokens)
 
 
 def _rates(seconds: Rates, requests: int, max_batch_tokens: int) -> Rates:

@@ -16,7 +16,7 @@ from profiles.errors import Fault, InputError
 if TYPE_CHECKING:
     from decoder.drafter import Drafter
     from decoder.engine import Engine
-    from decoder.step_times import Fit, Point, Samples, Visits
+    from decoder.step_times import Fit, Point, PrefillFit, Samples, Visits
     from decoder.target import HfTarget
     from profiles.schema import Profile
 
@@ -86,9 +86,7 @@ class Measuring:
         decoding = {point: self.visits.samples[point] for point in self._decoding}
         prefill = {point: self.visits.samples[point] for point in self._prompts}
         fitted = fit(decoding)
-        floor_s, token_s, prefill_residuals = fit_prefill(prefill, fitted)
-        report = _report(self.visits, fitted, prefill_residuals, gaps_s)
-        report["prefill_floor_s"], report["prefill_token_s"] = floor_s, token_s
+        report = _report(self.visits, fitted, fit_prefill(prefill, fitted), gaps_s)
         if options.roofline:
             report["roofline"] = _roofline(self._target, decoding)
         profile = _profile(options, self._command, self._target, self._drafter, self._engine, decoding, fitted, report)
@@ -201,12 +199,12 @@ def device_clock(device: Any) -> Callable[[], float]:
 def _report(
     visits: Visits,
     fitted: Fit,
-    prefill_residuals: dict[Point, float],
+    prefill: PrefillFit,
     gaps_s: Any,
 ) -> dict[str, Any]:
     from decoder.step_times import spread
 
-    residuals = fitted.residuals | prefill_residuals
+    residuals = fitted.residuals | prefill.residuals
     rows = [
         {
             "requests": point.requests,
@@ -228,7 +226,11 @@ def _report(
         "spread": float(np.median([row["target_spread"] for row in rows])),
         "fit_rms": fitted.rms,
         "fit_worst": float(max(abs(value) for value in fitted.residuals.values())),
-        "prefill_worst": float(max(abs(value) for value in prefill_residuals.values())),
+        "prefill_worst": float(max(abs(value) for value in prefill.residuals.values())),
+        "prefill_floor_s": prefill.floor_s,
+        "prefill_rows": [
+            {"rows": size, "seconds": seconds} for size, seconds in zip(prefill.sizes, prefill.seconds, strict=True)
+        ],
         "per_request_s": fitted.per_request_s,
         "per_context_token_s": fitted.per_context_token_s,
         "gap_s": float(np.median(gaps_s)),
@@ -252,10 +254,10 @@ def _profile(
     from decoder.batch_target import HfBatchTarget
     from profiles.schema import (
         DraftCost,
-        LinearPrefill,
         Profile,
         Provenance,
         Replica,
+        RowsPrefill,
         Segment,
         SourcedCount,
         SourcedSeconds,
@@ -328,9 +330,10 @@ def _profile(
         disturbed=disturbed,
         step_time=StepTime(
             verify=TableCurve(segments=tuple(segments), beyond="extrapolate", provenance=told("fitted", parts)),
-            prefill=LinearPrefill(
+            prefill=RowsPrefill(
                 floor_s=report["prefill_floor_s"],
-                per_token_s=max(report["prefill_token_s"], 1e-12),
+                sizes=tuple(row["rows"] for row in report["prefill_rows"]),
+                seconds=tuple(max(row["seconds"], 1e-9) for row in report["prefill_rows"]),
                 provenance=told(
                     "fitted",
                     f"a prompt of {options.prompts} tokens alone and beside decoding, a drafter's taking it in "
@@ -442,11 +445,13 @@ def table_of(report: dict[str, Any]) -> list[str]:
             f"{1e3 * row['target_s']:10.3f} {row['target_spread']:7.1%} {1e3 * row['draft_s']:9.3f} {draft:>7s} "
             f"{row['fitted_over_measured'] - 1:+7.1%}"
         )
+    rows = ", ".join(f"{row['rows']} {1e3 * row['seconds']:.2f} ms" for row in report["prefill_rows"])
     lines += [
         "",
+        f"rows of prompts: {rows}",
         f"a request {1e3 * report['per_request_s']:.4f} ms, "
         f"a cached token {1e6 * report['per_context_token_s']:.4f} us, "
-        f"a prompt token {1e3 * report['prefill_token_s']:.4f} ms after {1e3 * report['prefill_floor_s']:.3f} ms, "
+        f"a step of prompts alone from {1e3 * report['prefill_floor_s']:.3f} ms, "
         f"between steps {1e3 * report['gap_s']:.4f} ms",
         f"parts against measured steps: {report['fit_rms']:.1%} rms, {report['fit_worst']:.1%} worst; "
         f"spread of repeats {report['spread']:.1%}",

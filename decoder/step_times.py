@@ -280,15 +280,27 @@ def fit(samples: dict[Point, Samples]) -> Fit:
     )
 
 
-def fit_prefill(samples: dict[Point, Samples], base: Fit) -> tuple[float, float, dict[Point, float]]:
-    """Return the floor of a step of prompts alone, what a prompt token adds, and the relative residuals.
+@dataclass(frozen=True, slots=True)
+class PrefillFit:
+    """What prompts add to a step: see `profiles.schema.RowsPrefill`. ``residuals``: as `Fit` has them."""
+
+    floor_s: float
+    sizes: tuple[int, ...]
+    seconds: tuple[float, ...]
+    residuals: dict[Point, float]
+
+
+def fit_prefill(samples: dict[Point, Samples], base: Fit) -> PrefillFit:
+    """Find what the rows of prompts cost in the pass that verifies, as a table at the prompt lengths measured.
 
     ``samples``: steps with prompts, alone and beside decoding; what decoding and drafting cost is ``base``'s to
     say. So what a drafter takes longer for a prompt's rows is part of the prompt's price, alone or beside others.
+    Least squares of relative errors of whole steps; the table may not fall, and no price be negative.
     """
     from scipy.optimize import nnls
 
     points = sorted(samples)
+    sizes = np.array(sorted({point.prompt for point in points}))
     seconds = np.array([float(np.median(samples[point].step_s)) for point in points])
     known = dict(zip(base.sizes, base.verify_s, strict=True))
     decoding = np.array(
@@ -302,8 +314,24 @@ def fit_prefill(samples: dict[Point, Samples], base: Fit) -> tuple[float, float,
             for point in points
         ]
     )
-    matrix = np.array([[point.requests == 0, point.prompt] for point in points], np.float64)
+    # Columns: the floor of prompts alone, and what the table grows by over each stretch between its sizes.
+    verified = np.array([[point.batch_tokens] for point in points])
+    prompts = np.array([[point.prompt] for point in points])
+    grown = _grown(verified + prompts, sizes) - _grown(verified, sizes)
+    alone = np.array([[float(point.requests == 0)] for point in points])
+    matrix = np.hstack([alone, grown])
     solved, _ = nnls(matrix / seconds[:, None], np.maximum(seconds - decoding, 0) / seconds)
     fitted = matrix @ solved + decoding
-    residuals = {point: float(found) for point, found in zip(points, fitted / seconds - 1, strict=True)}
-    return float(solved[0]), float(solved[1]), residuals
+    return PrefillFit(
+        floor_s=float(solved[0]),
+        sizes=tuple(sizes.tolist()),
+        seconds=tuple(np.cumsum(solved[1:]).tolist()),
+        residuals={point: float(found) for point, found in zip(points, fitted / seconds - 1, strict=True)},
+    )
+
+
+def _grown(rows: NDArray[np.int64], sizes: NDArray[np.int64]) -> Floats:
+    """Return the share of each stretch of a table that lies below ``rows`` ``[n, 1]``, beyond its end more than all."""
+    before = np.concatenate([[0], sizes[:-1]])
+    beyond = np.maximum(rows - sizes[-1], 0) / sizes[-1]
+    return np.asarray(np.clip((rows - before) / (sizes - before), 0, 1) + beyond, np.float64)

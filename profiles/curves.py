@@ -11,9 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiles.errors import Fault, ProfileError
-from profiles.schema import Curve, LawCurve, PrefillAsVerify, StepTime, TableCurve
+from profiles.schema import Curve, LawCurve, LinearPrefill, PrefillAsVerify, RowsPrefill, StepTime, TableCurve
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+#: Where a profile has no table of rows.
+NO_ROWS: Floats = np.empty(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +90,10 @@ class StepCost:
 
         overhead_s + draft_s[r] + verify_s[b + p'] + per_request_s r + per_context_token_s c + prefill
 
-    where prompts count as batch tokens (``p' = p``, no other term) or add ``prefill_token_s p + prefill_request_s a``,
-    plus ``prefill_floor_s`` in a step without decoding.
+    where prompts count as batch tokens (``p' = p``, no other term), or add ``prefill_request_s a`` and either
+    ``prefill_token_s p`` or, where there is a table of rows, ``rows(b + p) - rows(b)``; plus ``prefill_floor_s`` in a
+    step without decoding. ``prefill_rows_s``: that table at 0, 1, ... rows, beyond which each adds ``prefill_token_s``;
+    empty where there is none.
     """
 
     verify_s: Floats
@@ -99,8 +104,32 @@ class StepCost:
     overhead_s: float
     prefill_as_verify: bool
     prefill_floor_s: float
+    prefill_rows_s: Floats
     prefill_token_s: float
     prefill_request_s: float
+
+    def is_outside(self, batch_tokens: int, prompt_tokens: int) -> bool:
+        """Return whether a step is of sizes that the profile does not know."""
+        size = batch_tokens + (prompt_tokens if self.prefill_as_verify else 0)
+        past_rows = prompt_tokens > 0 and 0 < self.prefill_rows_s.size <= batch_tokens + prompt_tokens
+        return size > self.known_to or 0 < size < self.known_from or past_rows
+
+    def prompts_s(self, batch_tokens: int | Ints, prompt_tokens: int, admitted: int) -> Floats:
+        """Return the seconds that prompts add to passes of ``batch_tokens`` verified tokens, where they are not such.
+
+        ``admitted``: requests whose prompt begins in the step.
+        """
+        batch = np.asarray(batch_tokens)
+        if self.prefill_as_verify or prompt_tokens == 0:
+            return np.zeros(batch.shape)
+        seconds = np.full(batch.shape, self.prefill_request_s * admitted)
+        if self.prefill_rows_s.size == 0:
+            return seconds + self.prefill_token_s * prompt_tokens
+        return seconds + (self._rows_s(batch + prompt_tokens) - self._rows_s(batch))
+
+    def _rows_s(self, rows: Ints) -> Floats:
+        last = self.prefill_rows_s.size - 1
+        return self.prefill_rows_s[np.minimum(rows, last)] + self.prefill_token_s * np.maximum(rows - last, 0)
 
     def target_s(
         self, requests: int, batch_tokens: int, context_tokens: int, prefill_tokens: int, admitted: int = 0
@@ -110,10 +139,8 @@ class StepCost:
         ``admitted``: requests whose prompt begins in this step.
         """
         seconds = self.overhead_s + self.per_request_s * requests + self.per_context_token_s * context_tokens
-        if self.prefill_as_verify:
-            return seconds + float(self.verify_s[batch_tokens + prefill_tokens])
-        seconds += float(self.verify_s[batch_tokens]) + self.prefill_token_s * prefill_tokens
-        seconds += self.prefill_request_s * admitted
+        seconds += float(self.verify_s[batch_tokens + (prefill_tokens if self.prefill_as_verify else 0)])
+        seconds += float(self.prompts_s(batch_tokens, prefill_tokens, admitted))
         return seconds + (self.prefill_floor_s if batch_tokens == 0 and prefill_tokens > 0 else 0.0)
 
 
@@ -121,7 +148,14 @@ def step_cost(step_time: StepTime, max_batch_tokens: int) -> StepCost:
     """Evaluate a profile's step time up to a batch of ``max_batch_tokens``; raises `ProfileError`."""
     verify = evaluate(step_time.verify, max_batch_tokens, "step_time.verify (batch tokens)")
     prefill = step_time.prefill
-    as_verify = isinstance(prefill, PrefillAsVerify)
+    floor_s = token_s = request_s = 0.0
+    rows_s = NO_ROWS
+    if isinstance(prefill, LinearPrefill):
+        floor_s, token_s, request_s = prefill.floor_s, prefill.per_token_s, prefill.per_request_s or 0.0
+    elif isinstance(prefill, RowsPrefill):
+        floor_s, token_s = prefill.floor_s, prefill.seconds[-1] / prefill.sizes[-1]
+        rows_s = np.interp(np.arange(prefill.sizes[-1] + 1), (0, *prefill.sizes), (0.0, *prefill.seconds))
+        rows_s.setflags(write=False)
     return StepCost(
         verify_s=verify.seconds,
         known_from=verify.known_from,
@@ -129,10 +163,11 @@ def step_cost(step_time: StepTime, max_batch_tokens: int) -> StepCost:
         per_request_s=step_time.per_request.seconds if step_time.per_request else 0.0,
         per_context_token_s=step_time.per_context_token.seconds if step_time.per_context_token else 0.0,
         overhead_s=step_time.overhead.seconds if step_time.overhead else 0.0,
-        prefill_as_verify=as_verify,
-        prefill_floor_s=0.0 if isinstance(prefill, PrefillAsVerify) else prefill.floor_s,
-        prefill_token_s=0.0 if isinstance(prefill, PrefillAsVerify) else prefill.per_token_s,
-        prefill_request_s=0.0 if isinstance(prefill, PrefillAsVerify) else prefill.per_request_s or 0.0,
+        prefill_as_verify=isinstance(prefill, PrefillAsVerify),
+        prefill_floor_s=floor_s,
+        prefill_rows_s=rows_s,
+        prefill_token_s=token_s,
+        prefill_request_s=request_s,
     )
 
 

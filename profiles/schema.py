@@ -48,6 +48,14 @@ class Provenance(Section):
         return self
 
 
+def _check_table(sizes: tuple[int, ...], seconds: tuple[float, ...]) -> None:
+    if len(sizes) != len(seconds):
+        raise ValueError(f"sizes and seconds differ in length: {len(sizes)} and {len(seconds)}")
+    for before, size in pairwise(sizes):
+        if size <= before:
+            raise ValueError(f"sizes must rise: {size} follows {before}")
+
+
 class Segment(Section):
     """A stretch of a measured table: ``sizes`` ascending, ``seconds`` at each.
 
@@ -61,11 +69,7 @@ class Segment(Section):
 
     @model_validator(mode="after")
     def _is_a_table(self) -> Segment:
-        if len(self.sizes) != len(self.seconds):
-            raise ValueError(f"sizes and seconds differ in length: {len(self.sizes)} and {len(self.seconds)}")
-        for before, size in pairwise(self.sizes):
-            if size <= before:
-                raise ValueError(f"sizes must rise: {size} follows {before}")
+        _check_table(self.sizes, self.seconds)
         return self
 
 
@@ -150,6 +154,30 @@ class LinearPrefill(Section):
         return self
 
 
+class RowsPrefill(Section):
+    """Prompt tokens are rows of the same pass as verified tokens: ``p`` beside ``b`` add ``rows(b + p) - rows(b)``.
+
+    So a kernel that takes another way past some number of rows does so whatever these are rows of, while what is done
+    with verified tokens alone (their logits, their judgement) is no part of a prompt's price. ``rows`` is ``seconds``
+    at ``sizes``, linear between them and from nothing at 0; beyond the last, which counts as outside the profile's
+    range, at the mean rate of the whole table. ``floor_s``: where a step of prompts alone starts from.
+    """
+
+    kind: Literal["rows"] = "rows"
+    floor_s: Seconds
+    sizes: Annotated[tuple[Tokens, ...], MinLen(1)]
+    seconds: Annotated[tuple[Annotated[float, Gt(0)], ...], MinLen(1)]
+    provenance: Provenance
+
+    @model_validator(mode="after")
+    def _is_a_table(self) -> RowsPrefill:
+        _check_table(self.sizes, self.seconds)
+        for before, after in pairwise(self.seconds):
+            if after < before:
+                raise ValueError(f"seconds must not fall, or a prompt would save time: {after} follows {before}")
+        return self
+
+
 class PrefillAsVerify(Section):
     """Prompt tokens cost what verified tokens cost: they count as batch tokens of the verify curve."""
 
@@ -157,7 +185,7 @@ class PrefillAsVerify(Section):
     provenance: Provenance
 
 
-Prefill = Annotated[LinearPrefill | PrefillAsVerify, Field(discriminator="kind")]
+Prefill = Annotated[LinearPrefill | RowsPrefill | PrefillAsVerify, Field(discriminator="kind")]
 
 
 class DraftCost(Section):

@@ -23,6 +23,7 @@ from profiles.schema import (
     Drafter,
     LinearPrefill,
     Profile,
+    RowsPrefill,
     StepTime,
     TableCurve,
     conditional,
@@ -135,15 +136,19 @@ def describe(profile: Profile, path: Path) -> Report:
 
 def _step_time(step_time: StepTime) -> Report:
     prefill = step_time.prefill
-    linear = {}
+    priced: Report = {}
     if isinstance(prefill, LinearPrefill):
-        linear = {"floor_ms": 1e3 * prefill.floor_s, "per_token_ms": 1e3 * prefill.per_token_s}
+        priced = {"floor_ms": 1e3 * prefill.floor_s, "per_token_ms": 1e3 * prefill.per_token_s}
         if prefill.per_request_s is not None:
-            linear["per_request_ms"] = 1e3 * prefill.per_request_s
+            priced["per_request_ms"] = 1e3 * prefill.per_request_s
+    elif isinstance(prefill, RowsPrefill):
+        each = zip(prefill.sizes, prefill.seconds, strict=True)
+        points = [{"rows": size, "ms": 1e3 * seconds, "known": True} for size, seconds in each]
+        priced = {"floor_ms": 1e3 * prefill.floor_s, "points": points}
     return {
         "verify": _curve(step_time.verify, "batch_tokens"),
         "draft": {name: {"per": cost.per, **_curve(cost.curve, "requests")} for name, cost in step_time.draft.items()},
-        "prefill": {"kind": prefill.kind, **linear},
+        "prefill": {"kind": prefill.kind, **priced},
         **{
             f"{name}_ms": 1e3 * part.seconds
             for name in ("per_request", "per_context_token", "overhead")
@@ -290,6 +295,12 @@ def _step_time_lines(step_time: Report, steps: list[Report], assumed: list[str])
             f"prefill{mark}: {1e3 * prefill['per_token_ms']:.3g} us a prompt token{letting_in}; "
             f"a step of prompts alone starts from {prefill['floor_ms']:.4g} ms"
         )
+    elif prefill["kind"] == "rows":
+        lines += _wrap(
+            f"prefill{mark}: prompt tokens as rows of the pass that verifies, p beside b: rows(b + p) - rows(b); "
+            f"a step of prompts alone starts from {prefill['floor_ms']:.4g} ms"
+        )
+        lines += _points(prefill, "rows", "rows")
     else:
         lines.append(f"prefill{mark}: prompt tokens cost what verified tokens cost")
     for name, text in (("per_request", "a request"), ("per_context_token", "a context token"), ("overhead", "a step")):

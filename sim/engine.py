@@ -75,7 +75,9 @@ def _laid_out(engine: Engine) -> tuple[Ints, Floats]:
     sd = tables.sd if tables is not None else np.zeros((1, 3))
     chance = tables.chance if tables is not None else np.zeros((1, 1, 1))
     confidence = tables.confidence if tables is not None else chance
-    at = kernels.EngineLayout(starts.size, bank.size, cost.verify_s.size, engine.draft_s.size, len(sd), chance.size)
+    at = kernels.EngineLayout(
+        starts.size, bank.size, cost.verify_s.size, engine.draft_s.size, len(sd), chance.size, cost.prefill_rows_s.size
+    )
     ints, floats = np.zeros(at.size_i, np.int64), np.zeros(at.size_f)
     ints[kernels.E_POLICY] = _compiled_kind(policy)
     ints[kernels.E_K] = 1 if isinstance(policy, Mtp1) else policy.k if isinstance(policy, Fixed) else 0
@@ -97,6 +99,7 @@ def _laid_out(engine: Engine) -> tuple[Ints, Floats]:
     ints[kernels.E_VERIFY_SIZE] = cost.verify_s.size
     ints[kernels.E_DRAFT_SIZE] = engine.draft_s.size
     ints[kernels.E_TABLE_POINTS] = chance.shape[2]
+    ints[kernels.E_ROWS_SIZE] = cost.prefill_rows_s.size
     ints[at.starts : at.lengths] = starts
     ints[at.lengths : at.bank] = lengths
     ints[at.bank :] = bank
@@ -112,7 +115,8 @@ def _laid_out(engine: Engine) -> tuple[Ints, Floats]:
     floats[at.draft : at.sd] = engine.draft_s
     floats[at.sd : at.chance] = sd.ravel()
     floats[at.chance : at.confidence] = chance.ravel()
-    floats[at.confidence :] = confidence.ravel()
+    floats[at.confidence : at.rows] = confidence.ravel()
+    floats[at.rows :] = cost.prefill_rows_s
     ints.setflags(write=False)
     floats.setflags(write=False)
     return ints, floats

@@ -99,8 +99,9 @@ STATE_F_HEAD = 4
     E_VERIFY_SIZE,
     E_DRAFT_SIZE,
     E_TABLE_POINTS,
-) = range(20)
-ENGINE_HEAD = 20
+    E_ROWS_SIZE,
+) = range(21)
+ENGINE_HEAD = 21
 
 # Head of ``engine_f``.
 (
@@ -161,7 +162,9 @@ class StateLayout:
 class EngineLayout:
     """Where the parts of an engine's arrays begin: ``engine_i`` and ``engine_f``."""
 
-    def __init__(self, table_rows: int, banks: int, verify: int, draft: int, domains: int, table: int) -> None:
+    def __init__(
+        self, table_rows: int, banks: int, verify: int, draft: int, domains: int, table: int, rows: int
+    ) -> None:
         self.starts = ENGINE_HEAD
         self.lengths = self.starts + table_rows
         self.bank = self.lengths + table_rows
@@ -171,7 +174,8 @@ class EngineLayout:
         self.sd = self.draft + draft
         self.chance = self.sd + 3 * domains
         self.confidence = self.chance + table
-        self.size_f = self.confidence + table
+        self.rows = self.confidence + table
+        self.size_f = self.rows + rows
 
 
 # -------------------------------------------------------------------------------------------------------------- chance
@@ -266,8 +270,27 @@ def _take_blocks(n, ahead, block_tokens, slots):  # type: ignore[no-untyped-def]
 # --------------------------------------------------------------------------------------------------- lengths and price
 
 
+@njit(inline="always")
+def _rows_s(rows, engine_i, engine_f):  # type: ignore[no-untyped-def]
+    """Return the seconds of a pass's rows by the profile's table of them."""
+    size = engine_i[E_ROWS_SIZE]
+    beyond = max(rows - (size - 1), 0)
+    return engine_f[engine_f.size - size + rows - beyond] + engine_f[C_PREFILL_TOKEN] * beyond
+
+
+@njit(inline="always")
+def _verify_s(batch, prompt, engine_i, engine_f):  # type: ignore[no-untyped-def]
+    """Return the seconds that depend on the batch tokens: the verify curve, and what prompt rows add to such a pass."""
+    if engine_i[E_AS_VERIFY] == 1:
+        return engine_f[ENGINE_F_HEAD + batch + prompt]
+    seconds = engine_f[ENGINE_F_HEAD + batch]
+    if prompt > 0 and engine_i[E_ROWS_SIZE] > 0:
+        seconds += _rows_s(batch + prompt, engine_i, engine_f) - _rows_s(batch, engine_i, engine_f)
+    return seconds
+
+
 @kernel
-def _fill_rates(requests, highest, limit, prompt_tokens, other_s, engine_f, rates):  # type: ignore[no-untyped-def]
+def _fill_rates(requests, highest, limit, prompt, other_s, engine_i, engine_f, rates):  # type: ignore[no-untyped-def]
     """Write ``rates[b]``, steps per second at ``b`` batch tokens, for b in requests..highest.
 
     ``other_s``: everything in the step that does not depend on b. Beyond ``limit`` batch tokens the engine cannot
@@ -276,7 +299,7 @@ def _fill_rates(requests, highest, limit, prompt_tokens, other_s, engine_f, rate
     rates[0] = np.inf
     rates[1:requests] = 0.0
     for b in range(requests, min(highest, limit) + 1):
-        rates[b] = 1.0 / (other_s + engine_f[ENGINE_F_HEAD + b + prompt_tokens])
+        rates[b] = 1.0 / (other_s + _verify_s(b, prompt, engine_i, engine_f))
     for b in range(max(limit, requests - 1) + 1, highest + 1):
         rates[b] = 0.0
 
@@ -438,7 +461,6 @@ def advance(state_i, state_f, engine_i, engine_f, counts, times, kv_blocks, reco
     steps = 0
     while True:
         prompt = state_i[S_PROMPT]
-        as_verify = prompt if engine_i[E_AS_VERIFY] == 1 else 0
         if phase == BEGIN:
             n = state_i[S_DECODING] if state_i[S_SHARES] == 1 else 0
             drafted = _draft_length(n, state_i, engine_i)
@@ -461,7 +483,7 @@ def advance(state_i, state_f, engine_i, engine_f, counts, times, kv_blocks, reco
                 state_f[F_DRAFT] = engine_f[draft_at] * (drafted if engine_i[E_DRAFT_PER_TOKEN] == 1 else 1)
                 limit, highest = max_batch - prompt, n * (1 + drafted)
                 other_s = _other_s(n, prompt, state_i, state_f, engine_i, engine_f)
-                _fill_rates(n, highest, limit, as_verify, other_s, engine_f, rates)
+                _fill_rates(n, highest, limit, prompt, other_s, engine_i, engine_f, rates)
                 if engine_i[E_POLICY] == IN_PYTHON:
                     state_i[S_PHASE] = CHOSEN
                     return CHOOSE
@@ -476,7 +498,7 @@ def advance(state_i, state_f, engine_i, engine_f, counts, times, kv_blocks, reco
                 return WRONG_LENGTH
             batch = n + state_i[S_VERIFIED]
             other_s = _other_s(n, prompt, state_i, state_f, engine_i, engine_f)
-            state_f[F_END] = state_f[F_NOW] + (other_s + engine_f[ENGINE_F_HEAD + batch + as_verify])
+            state_f[F_END] = state_f[F_NOW] + (other_s + _verify_s(batch, prompt, engine_i, engine_f))
             phase = UNDER_WAY
             if state_f[F_END] >= state_f[F_UNTIL]:
                 state_i[S_PHASE] = UNDER_WAY
@@ -490,9 +512,10 @@ def advance(state_i, state_f, engine_i, engine_f, counts, times, kv_blocks, reco
                 n, now, engine_f[C_DEADLINE], drafted, block_tokens, slots, fate, lengths, ended, counts, times, state_i
             )
         batch = n + state_i[S_VERIFIED]
-        size = batch + as_verify
+        size = batch + (prompt if engine_i[E_AS_VERIFY] == 1 else 0)
         outside = size > engine_i[E_KNOWN_TO] or 0 < size < engine_i[E_KNOWN_FROM]
         outside = outside or (drafted > 0 and n > engine_i[E_KNOWN_REQUESTS])
+        outside = outside or (prompt > 0 and 0 < engine_i[E_ROWS_SIZE] <= batch + prompt)
         row = records[used[0]]
         used[0] += 1
         row[0] = state_i[S_INDEX]
@@ -533,7 +556,8 @@ def _other_s(n, prompt, state_i, state_f, engine_i, engine_f):  # type: ignore[n
     """Return the seconds of a step that do not depend on its lengths: all but the verify curve."""
     other_s = engine_f[C_OVERHEAD] + engine_f[C_PER_REQUEST] * n + engine_f[C_PER_CONTEXT] * state_i[S_STEP_CONTEXT]
     if engine_i[E_AS_VERIFY] == 0:
-        other_s += engine_f[C_PREFILL_TOKEN] * prompt
+        if engine_i[E_ROWS_SIZE] == 0:
+            other_s += engine_f[C_PREFILL_TOKEN] * prompt
         other_s += engine_f[C_PREFILL_REQUEST] * state_i[S_ADMITTED]
         if n == 0:
             other_s += engine_f[C_PREFILL_FLOOR]

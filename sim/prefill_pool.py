@@ -117,7 +117,7 @@ class PrefillPool:
             step_s = cost.target_s(0, 0, 0, prompt_tokens, len(own) - begun)
             yield self.env.timeout(step_s)
             delivered = self._finish(own, chunks)
-            outside = cost.prefill_as_verify and prompt_tokens > cost.known_to
+            outside = cost.is_outside(0, prompt_tokens)
             self.recorder.record(
                 (
                     self._first_index + index,

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from profiles.curves import draft_cost, step_cost
+from profiles.curves import NO_ROWS, draft_cost, step_cost
 from profiles.schema import Profile
 from sim.acceptance import acceptance_tables
 from sim.batching import Chunked
@@ -114,7 +114,12 @@ def build_engine(
     return Engine(
         policy=policy,
         cost=dataclasses.replace(
-            verify, prefill_as_verify=False, prefill_floor_s=0.0, prefill_token_s=0.0, prefill_request_s=0.0
+            verify,
+            prefill_as_verify=False,
+            prefill_floor_s=0.0,
+            prefill_rows_s=NO_ROWS,
+            prefill_token_s=0.0,
+            prefill_request_s=0.0,
         ),
         draft_s=draft_s,
         draft_per_token=per_token,

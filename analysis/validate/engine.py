@@ -211,8 +211,10 @@ def make_measuring(out: Path, home: Path, plant: Plant) -> Measuring:
     from decoder.measuring import Measuring
 
     options = ["--target", TARGET, "--drafter", str(home), "--drafter-name", DRAFTER, "--requests", "1,2,4,8"]
-    # The lengths that most rounds verify, the contexts and the pieces of prompts that there will be.
-    options += ["--lengths", "0,1,2,3,5", "--contexts", "80,144", "--prompts", "20,44,64"]
+    # The lengths that most rounds verify and the contexts that there will be. Prompts: up to the rows of a chunk beside
+    # the drafts of 8 requests, and both sides of where the matrix product takes another way on these CPUs (40 and 44
+    # rows, 10 ms apart on AVX2, 2026-12-03).
+    options += ["--lengths", "0,1,2,3,5", "--contexts", "80,144", "--prompts", "8,24,40,44,64,96"]
     options += ["--steps", "2", "--out", str(out / "profile.json")]
     command = shlex.join(["python", "-m", "decoder.measure", *options])
     return Measuring(measure.make_parser().parse_args(options), command, plant.target, plant.drafters[DRAFTER])

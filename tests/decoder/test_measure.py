@@ -3,6 +3,7 @@
 import json
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -50,17 +51,40 @@ def test_parts_of_a_lawful_machine_are_found():
     assert found.per_context_token_s == pytest.approx(LAW["context"])
     for size, value in zip(found.sizes, found.verify_s, strict=True):
         assert value == pytest.approx(2.0 + 0.3 * size + (0.7 if size % 3 == 1 else 0))
-    prompts = [Point(0, 0, 0, 20), Point(0, 0, 0, 90), Point(4, 0, 10, 20), Point(4, 0, 10, 90)]
-    # Beside others a prompt's rows take the drafter longer, 0.02 s a token; alone nothing is drafted.
-    taken = lawful(prompts)
-    for point, found_there in taken.items():
-        more = 0.02 * point.prompt
-        found_there.draft_s[:] = [0.25 + more if point.requests else 0.0] * 3
-        found_there.step_s[:] = [seconds(point) + more + (0.25 if point.requests else 0.0)] * 3
     assert found.draft_s == {1: 0.25, 2: 0.25, 4: 0.25, 8: 0.25}
-    floor_s, token_s, residuals = fit_prefill(taken, found)
-    assert (floor_s, token_s) == pytest.approx((1.5, 0.12))
-    assert max(map(abs, residuals.values())) < 1e-9
+
+
+def test_what_rows_of_prompts_add_is_found():
+    """A machine that takes another way past 40 rows, of whatever they are rows of."""
+
+    def rows_s(rows):
+        return 0.1 * rows + 0.9 * np.clip((rows - 40) / 4, 0, 1)
+
+    base = fit(lawful(grid((1, 2, 4, 8), (0, 1, 3), (10, 100), max_batch_tokens=64, max_cached_tokens=9999, margin=4)))
+    points = [Point(0, 0, 0, prompt) for prompt in (8, 40, 44, 90)]
+    points += [Point(4, 0, 10, prompt) for prompt in (8, 40, 44, 80)]
+    taken = {}
+    for point in points:
+        # Beside others the rows take the drafter longer, 0.02 s each; alone nothing is drafted.
+        verified = point.batch_tokens
+        step_s = rows_s(verified + point.prompt) - rows_s(verified) + 0.02 * point.prompt
+        draft_s = 0.25 + 0.02 * point.prompt if point.requests else 0.0
+        step_s += seconds(point) - LAW["prompt"] * point.prompt + (0.25 if point.requests else 0.0)
+        taken[point] = Samples([step_s] * 3, [draft_s] * 3)
+    found = fit_prefill(taken, base)
+    assert found.floor_s == pytest.approx(LAW["prompt_floor"])
+    assert found.sizes == (8, 40, 44, 80, 90)
+    assert found.seconds == pytest.approx([rows_s(size) + 0.02 * size for size in found.sizes])
+    assert max(map(abs, found.residuals.values())) < 1e-9
+
+
+def test_one_prompt_length_is_enough_for_a_rate():
+    base = fit(lawful(grid((1, 2, 4), (0,), (10, 100), max_batch_tokens=64, max_cached_tokens=9999, margin=4)))
+    points = [Point(0, 0, 0, 20), Point(4, 0, 10, 20)]
+    taken = {point: Samples([seconds(point) + 0.25 * (point.requests > 0)] * 3, [0.0] * 3) for point in points}
+    found = fit_prefill(taken, base)
+    assert found.floor_s == pytest.approx(LAW["prompt_floor"])
+    assert found.seconds == pytest.approx((20 * LAW["prompt"],))
 
 
 def test_a_machine_of_another_law_leaves_residuals():

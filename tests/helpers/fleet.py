@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from profiles.curves import StepCost
+from profiles.curves import NO_ROWS, StepCost
 from profiles.schema import ConfidenceQuality, Drafter, ParametricLaw, Provenance, Spread, Survival
 from sim.acceptance import AcceptanceTables, acceptance_tables
 from sim.batching import Chunked, Disaggregated
@@ -104,6 +104,7 @@ def engine(
     overhead_s: float = 0.0,
     prompt_floor_s: float = 0.0,
     prompt_token_s: float = 0.001,
+    prompt_rows_s: Sequence[float] = (),
     prompt_request_s: float = 0.0,
     prompts_as_batch: bool = False,
     draft_s: float | Callable[[np.ndarray], np.ndarray] = 0.0,
@@ -122,8 +123,8 @@ def engine(
     """Build an engine; what a test does not say is flat, free and without end.
 
     ``step_s``, ``draft_s``: seconds of a step whatever its batch tokens (of drafting, whatever the requests), or a
-    function of their number. Prompts cost ``prompt_token_s`` a token and ``prompt_request_s`` at their beginning unless
-    ``prompts_as_batch``.
+    function of their number. Prompts cost ``prompt_token_s`` a token, or by ``prompt_rows_s`` where that says something
+    (see `RowsPrefill`), and ``prompt_request_s`` at their beginning, unless ``prompts_as_batch``.
     """
     sizes = np.arange(max(largest, max_batch_tokens) + 1, dtype=np.float64)
     verify_s = np.asarray(step_s(sizes) if callable(step_s) else np.full(sizes.size, step_s), np.float64)
@@ -143,6 +144,7 @@ def engine(
             overhead_s=overhead_s,
             prefill_as_verify=prompts_as_batch,
             prefill_floor_s=0.0 if prompts_as_batch else prompt_floor_s,
+            prefill_rows_s=NO_ROWS if prompts_as_batch else np.asarray(prompt_rows_s, np.float64),
             prefill_token_s=0.0 if prompts_as_batch else prompt_token_s,
             prefill_request_s=0.0 if prompts_as_batch else prompt_request_s,
         ),
@@ -394,13 +396,23 @@ def _audit_prices(result: RunResult, toy: Engine, replicas: int) -> None:
         expected = expected + cost.verify_s[batch + prompts]
     else:
         alone = (n == 0) & (prompts > 0)
-        expected = expected + cost.verify_s[batch] + cost.prefill_token_s * prompts + cost.prefill_floor_s * alone
+        expected = expected + cost.verify_s[batch] + cost.prefill_floor_s * alone
+        if cost.prefill_rows_s.size:
+            expected = expected + _rows_s(cost, batch + prompts) - _rows_s(cost, batch)
+        else:
+            expected = expected + cost.prefill_token_s * prompts
         expected = expected + cost.prefill_request_s * _begun(result, expected, cost.prefill_request_s)
     np.testing.assert_allclose(steps["busy_s"], expected, rtol=1e-9)
     size = batch + prompts if cost.prefill_as_verify else batch
     outside = (size > cost.known_to) | ((size > 0) & (size < cost.known_from))
     outside |= (drafted > 0) & (n > toy.known_requests)
+    outside |= (prompts > 0) & (batch + prompts > cost.prefill_rows_s.size - 1) & (cost.prefill_rows_s.size > 0)
     np.testing.assert_array_equal(steps["outside_steps"], outside)
+
+
+def _rows_s(cost: StepCost, rows: np.ndarray) -> np.ndarray:
+    beyond = np.maximum(rows - (cost.prefill_rows_s.size - 1), 0)
+    return np.asarray(cost.prefill_rows_s[rows - beyond] + cost.prefill_token_s * beyond)
 
 
 def _begun(result: RunResult, others_s: np.ndarray, each_s: float) -> np.ndarray:

@@ -67,6 +67,10 @@ CASES: dict[str, dict[str, Any]] = {
         "block_tokens": 4,
         "prefill": Chunked(chunk_tokens=3),
     },
+    "prompt_rows": {
+        "prompt_rows_s": tuple(0.002 * np.arange(20) + 0.011 * (np.arange(20) > 11)),
+        "prefill": Chunked(chunk_tokens=6),
+    },
     "context_limit": {"max_context_tokens": 30},
     "prompts_as_batch": {"prompts_as_batch": True, "prefill": Chunked(chunk_tokens=8)},
     "pool": {

@@ -1,7 +1,10 @@
 """Curves evaluated: what a step costs at every size, and where that is not known."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from profiles.curves import draft_cost, evaluate, known_range, step_cost
 from profiles.errors import ProfileError
@@ -11,6 +14,7 @@ from profiles.schema import (
     LinearPrefill,
     PrefillAsVerify,
     Provenance,
+    RowsPrefill,
     Segment,
     SourcedSeconds,
     StepTime,
@@ -125,6 +129,35 @@ def test_a_step_adds_up() -> None:
     assert cost.target_s(4, 12, 5000, 0) == pytest.approx(decoding)
     assert cost.target_s(4, 12, 5000, 30) == pytest.approx(decoding + 0.0001 * 30)
     assert cost.target_s(0, 0, 0, 30) == pytest.approx(0.003 + 0.005 + 0.0001 * 30)
+
+
+ROWS = RowsPrefill(floor_s=0.005, sizes=(10, 20), seconds=(0.03, 0.04), provenance=SOURCED)
+
+
+def test_prompt_tokens_may_be_rows_of_the_pass_that_verifies() -> None:
+    cost = step_cost(StepTime(verify=LAW, prefill=ROWS), 50)
+    decoding = 0.01 + 0.001 * 5
+    # From 5 rows (15 ms): between the sizes, at the last, and beyond it at the mean rate of 2 ms a row.
+    for tokens, rows_s in ((5, 0.030), (10, 0.035), (15, 0.040), (17, 0.044)):
+        assert cost.target_s(4, 5, 0, tokens) == pytest.approx(decoding + rows_s - 0.015)
+        np.testing.assert_allclose(cost.prompts_s(np.array([0, 5]), tokens, 0)[1], rows_s - 0.015)
+    assert cost.target_s(4, 5, 0, 0) == pytest.approx(decoding)
+    assert cost.target_s(0, 0, 0, 5) == pytest.approx(0.005 + 0.015)
+    assert [cost.is_outside(12, tokens) for tokens in (0, 1, 8, 9)] == [False, False, False, True]
+    assert not cost.is_outside(30, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sizes": (10,)}, "sizes and seconds differ in length: 1 and 2"),
+        ({"sizes": (20, 10)}, "sizes must rise: 10 follows 20"),
+        ({"seconds": (0.03, 0.02)}, "seconds must not fall, or a prompt would save time: 0.02 follows 0.03"),
+    ],
+)
+def test_rows_of_prompts_are_a_table_that_rises(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        RowsPrefill(**(ROWS.model_dump() | changes))
 
 
 def test_letting_a_request_in_may_cost_by_itself() -> None:
