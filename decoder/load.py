@@ -47,6 +47,10 @@ class WallClock:
         """Return the seconds since the run began."""
         return time.perf_counter() - self._began_s
 
+    def leave_out(self, seconds: float) -> None:
+        """Take time that went into something else out of the run."""
+        self._began_s += seconds
+
     def wait_until(self, instant_s: float) -> None:
         """Let time pass until an instant of the run."""
         ahead_s = max(instant_s - self(), 0.0)

@@ -7,7 +7,8 @@ repeated, with new arrivals, for as long as the time allows; how far the errors 
 that an error is held against (`engine_pairs`).
 
 Machines drift. The grid of steps is therefore visited once more before every load, and what all visits together say is
-what the engine's policies are told and the simulator predicts from.
+what the engine's policies are told. The simulator predicts from the same, at the pace that reference steps showed
+during the run (`engine_pace`).
 
 The engine's own choice is put to the test as well: the budgets around the one that ``dspark_async`` settles on are
 forced upon it, on the same arrivals.
@@ -25,11 +26,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.validate.engine_pace import PaceReader, at_pace
 from analysis.validate.engine_pairs import Pair
 from analysis.validate.engine_report import make_report
 from analysis.validate.rungs import Report, Settings
 from profiles.errors import Fault, InputError
-from profiles.files import SHIPPED, load_profile
+from profiles.files import SHIPPED, load_profile, save_profile
 from profiles.reading import parse_document
 from profiles.schema import Bank, Drafter
 from sim.cells import Cell, Work, prepare, run_cell
@@ -38,8 +40,10 @@ from sim.output import write_json
 from sim.scenario import label_of
 
 if TYPE_CHECKING:
+    from decoder.load import WallClock
     from decoder.measuring import Measuring
     from decoder.serve import Plant
+    from decoder.step_times import Point
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +58,8 @@ MINUTES, QUICK_MINUTES = 30.0, 3.0
 SHORTEST_S, LONGEST_S, PLANNED_REPEATS = 8.0, 60.0, 3
 #: What building an engine and its first steps take of a run, about.
 SETTING_UP_S = 1.0
+#: What reading the machine's pace adds to a run, about.
+READING = 0.2
 #: Prompts have so many tokens: `make_plant` takes questions of so many, or of up to so many more, whose first tokens
 #: (of the system's greeting) are cut off. A question cut in half is not what the bank was recorded on: of three draft
 #: tokens 1.80 ± .05 tokens a round came with these questions whole, 1.70 ± .03 with the last 32 tokens of the same ones
@@ -102,7 +108,7 @@ class Plan:
         ``measuring_s``: what a visit to the grid takes, before every load.
         """
         repeat_s = left_s / PLANNED_REPEATS - measuring_s * (len(self.shares) + 1)
-        each_s = repeat_s / self.runs - SETTING_UP_S
+        each_s = (repeat_s / self.runs - SETTING_UP_S) / (1 + READING)
         return dataclasses.replace(self, horizon_s=round(min(max(each_s, SHORTEST_S), LONGEST_S), 1))
 
 
@@ -220,6 +226,15 @@ def make_measuring(out: Path, home: Path, plant: Plant) -> Measuring:
     return Measuring(measure.make_parser().parse_args(options), command, plant.target, plant.drafters[DRAFTER])
 
 
+def reference_steps(measuring: Measuring) -> list[Point]:
+    """Return steps of the grid that are like those of most runs: decoding alone, verifying drafts, reading a prompt."""
+    from decoder.step_times import Point
+
+    found = [Point(4, 0, 80), Point(4, 2, 80), Point(0, 0, 0, 40)]
+    assert set(found) <= set(measuring.points)
+    return found
+
+
 def measured(measuring: Measuring, visits: int, out: Path) -> None:
     """Visit the grid of steps, then write the profile and its table anew."""
     from decoder.measuring import table_of
@@ -247,7 +262,8 @@ class Trial:
 
     Every policy meets every load once, whatever the limit. Budgets are forced, and repeats added, where the time
     allows. ``pairs`` and ``forced`` are by load, then by policy; ``measure``, which may write ``profile`` anew, is
-    called before each load, ``on_run`` after every run.
+    called before each load, ``on_run`` after every run. ``reader`` reads the machine's pace during a run; without it
+    that is 1.
     """
 
     plan: Plan
@@ -257,6 +273,7 @@ class Trial:
     until_s: float
     now: Callable[[], float] = time.monotonic
     measure: Callable[[], None] = lambda: None
+    reader: Callable[[WallClock], PaceReader] | None = None
     on_run: Callable[[Trial], None] = lambda trial: None
     pairs: dict[str, dict[str, Pair]] = field(default_factory=dict)
     forced: dict[str, dict[str, Pair]] = field(default_factory=dict)
@@ -308,7 +325,13 @@ class Trial:
         name = name or label_of(ready.scenario.policies[index])
         log.info("%s, %s, repeat %d", load, name, repeat + 1)
         pair = to.setdefault(name, Pair(load, name))
-        pair.observed.append(serve_cell(self.plant, ready, cell, work, clock=WallClock(skips_idle=True)).metrics)
+        clock = WallClock(skips_idle=True)
+        reader = self.reader(clock) if self.reader is not None else None
+        pair.observed.append(serve_cell(self.plant, ready, cell, work, clock=clock, on_progress=reader).metrics)
+        pair.paces.append(1.0 if reader is None else reader.pace)
+        then = self.profile.with_name("profile_at_pace.json")
+        save_profile(at_pace(load_profile(self.profile), pair.paces[-1]), then)
+        work = work_of(self.plan, then, arrivals, policies, self.seed)
         pair.predicted.append(run_cell(work, cell).metrics)
         self.on_run(self)
 
@@ -344,6 +367,7 @@ def run(settings: Settings) -> Report:
     visit_s = measuring.visits.took_s / LEAST_REPEATS
     trial = Trial(plan.within(until_s - time.monotonic(), visit_s), profile, plant, settings.seed, until_s)
     trial.measure = lambda: measured(measuring, 1, settings.out)
+    trial.reader = lambda clock: PaceReader(measuring.visits, reference_steps(measuring), clock)
     # After every run: whoever stops the rung keeps what was measured.
     trial.on_run = lambda one: write_json(one.rows(), settings.out / "runs.json")
     trial.run(loads)

@@ -22,12 +22,16 @@ CONFIDENCE = 0.95
 
 @dataclass(slots=True)
 class Pair:
-    """What was predicted and what the engine did, a repeat each; both had the same arrivals."""
+    """What was predicted and what the engine did, a repeat each; both had the same arrivals.
+
+    ``paces``: the machine's, for which the prediction is (`engine_pace`).
+    """
 
     load: str
     policy: str
     predicted: list[Metrics] = field(default_factory=list)
     observed: list[Metrics] = field(default_factory=list)
+    paces: list[float] = field(default_factory=list)
 
     def told(self, name: str) -> float | None:
         """Return the mean prediction of a metric; None where no repeat has one."""
@@ -53,10 +57,11 @@ class Pair:
                 "load": self.load,
                 "policy": self.policy,
                 "repeat": repeat,
+                "pace": pace,
                 "predicted": told,
                 "observed": seen,
             }
-            for repeat, (told, seen) in enumerate(zip(self.predicted, self.observed, strict=True))
+            for repeat, (told, seen, pace) in enumerate(zip(self.predicted, self.observed, self.paces, strict=True))
         ]
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from analysis.validate.engine_pairs import CONFIDENCE, Pair, noise, relative_percent
 from analysis.validate.rungs import Check, Report, Section, compare, said, summarize, table
@@ -63,11 +65,14 @@ def _numbers(trial: Trial, profile: Profile, minutes: float) -> Section:
     step_time = profile.step_time
     assert step_time is not None
     hardware = step_time.verify.provenance.hardware
+    paces = [pace for pairs in trial.pairs.values() for pair in pairs.values() for pace in pair.paces]
     lines = [
         *said(
             f"{profile.description} Fitted: those step times, measured on this machine ({hardware}) in turns with the "
             "runs, never from them. Given: acceptance, a bank of held-out text, and each repeat's arrivals, which "
-            "engine and simulator share. "
+            "engine and simulator share, and the machine's pace during a run: steps of the grid, no request of the run "
+            "in them, one a second while its clock stood still; over their medians in the grid they took "
+            f"{min(paces):.2f} to {max(paces):.2f} times as long (quartiles {_quartiles(paces)}). "
             f"Predicted: everything below. A run is {plan.horizon_s:g} s, idle time being skipped; "
             f"repeats: {repeats}; {minutes:.0f} minutes in all, of {plan.minutes:g} allowed. An error is the mean over "
             f"repeats. Noise is what such a mean may stray by ({CONFIDENCE:.0%}), from how the repeats' errors differ, "
@@ -146,6 +151,11 @@ def _budgets(trial: Trial) -> Section:
 def _budget_row(pair: Pair) -> list[str]:
     values = [pair.seen(name) for name in (BUDGET, *(metric for metric, _ in FORCED))]
     return ["-" if value is None else f"{value:.2f}" for value in values]
+
+
+def _quartiles(values: Sequence[float]) -> str:
+    low, middle, high = np.percentile(values, [25, 50, 75])
+    return f"{low:.2f}, {middle:.2f}, {high:.2f}"
 
 
 def _repeats(pairs: Mapping[str, Pair]) -> int:

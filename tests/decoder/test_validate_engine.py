@@ -4,6 +4,8 @@ import dataclasses
 import json
 import math
 import shlex
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,15 +13,18 @@ import torch
 
 from analysis.validate import engine as rung
 from analysis.validate.command import main
+from analysis.validate.engine_pace import PaceReader, at_pace
 from analysis.validate.engine_pairs import Pair, noise
 from analysis.validate.engine_report import COMPARED, make_report
 from decoder import measure
 from decoder.checkpoint import save_net
 from decoder.lab.targets import target_sha256
-from decoder.load import Prompts
+from decoder.load import Prompts, WallClock
 from decoder.sampling import Sampling
 from decoder.serve import Plant
 from decoder.shapes import SHAPES, make_shape
+from decoder.step_times import Point, Samples, Visits
+from profiles.curves import draft_cost, step_cost
 from profiles.errors import InputError
 from profiles.files import SHIPPED, load_profile, save_profile
 from sim.output import write_json
@@ -129,6 +134,7 @@ class Hours:
         pair = to.setdefault(name, Pair(load, name))
         for side in (pair.predicted, pair.observed):
             side.append({metric: 1 + self.chosen for metric, *_ in COMPARED})
+        pair.paces.append(1.0)
 
     def trial(self, hours, block=5):
         trial = rung.Trial(rung.plan_of(True, block), STEPS, None, 0, 3600 * hours, lambda: self.now)
@@ -176,7 +182,13 @@ def reported(monkeypatch, *pairs, forced=()):
     trial.pairs, trial.forced = {}, {}
     for to, found in ((trial.pairs, pairs), (trial.forced, forced)):
         for policy, predicted, observed in found:
-            pair = Pair("a", policy, [metrics(predicted)] * len(observed), [metrics(value) for value in observed])
+            pair = Pair(
+                "a",
+                policy,
+                [metrics(predicted)] * len(observed),
+                [metrics(value) for value in observed],
+                [1.0] * len(observed),
+            )
             to.setdefault("a", {})[policy] = pair
     report = make_report(trial, load_profile(STEPS), 1.0)
     return {check.name: check for check in report.checks()}
@@ -240,7 +252,7 @@ def test_runs_are_as_long_as_the_time_allows():
     assert plan.within(0.0).horizon_s == rung.SHORTEST_S
     assert plan.within(1e6).horizon_s == rung.LONGEST_S
     some = plan.within(2000.0, measuring_s=10.0)
-    repeat_s = some.runs * (some.horizon_s + rung.SETTING_UP_S) + 4 * 10.0
+    repeat_s = some.runs * (some.horizon_s * (1 + rung.READING) + rung.SETTING_UP_S) + 4 * 10.0
     assert rung.PLANNED_REPEATS * repeat_s == pytest.approx(2000, rel=0.01)
 
 
@@ -296,3 +308,43 @@ def test_an_option_of_another_rung_is_refused(options, said):
     with pytest.raises(InputError) as refused:
         main(options)
     assert str(refused.value) == said
+
+
+def test_the_pace_is_that_of_reference_steps_and_the_run_does_not_see_them(monkeypatch):
+    """Three steps of the grid in turns, each against its own median; one a second of the run, from its first step."""
+    points = [Point(4, 0, 80), Point(4, 2, 80), Point(0, 0, 0, 40)]
+    took_s = {points[0]: 1.1, points[1]: 1.3, points[2]: 8.0}
+    medians_s = {points[0]: 1.0, points[1]: 1.0, points[2]: 4.0}
+    ran = []
+
+    def run_point(engine, point, steps):
+        ran.append(point)
+        time.sleep(0.05)
+        return Samples([99.0, took_s[point]], [0.0, 0.0])
+
+    monkeypatch.setattr("decoder.step_times.run_point", run_point)
+    engine = SimpleNamespace(journal=SimpleNamespace(steps=[1]))
+    visits = Visits(
+        engine, points, samples={point: Samples([value] * 3, [0.0] * 3) for point, value in medians_s.items()}
+    )
+    clock = WallClock()
+    reader = PaceReader(visits, points, clock)
+    assert reader.pace == 1.0
+    clock.restart()
+    for now_s in (0.1, 0.9, 1.2, 2.1, 2.3):
+        reader(now_s)
+    assert ran == points
+    assert reader.pace == pytest.approx(1.3)
+    assert clock() < 0.1
+    assert engine.journal.steps == []
+
+
+def test_a_profile_at_a_pace_takes_so_much_longer_in_every_part():
+    profile = load_profile(SHIPPED / "measured" / "cpu_lab.json")
+    ours, slow = (step_cost(one.step_time, 64) for one in (profile, at_pace(profile, 1.25)))
+    for step in ((4, 12, 400, 0), (4, 12, 400, 64), (0, 0, 0, 64)):
+        assert slow.target_s(*step) == pytest.approx(1.25 * ours.target_s(*step))
+    assert slow.overhead_s == pytest.approx(1.25 * ours.overhead_s)
+    drafting = [draft_cost(one.step_time, "dspark", 4)[0].seconds for one in (profile, at_pace(profile, 1.25))]
+    np.testing.assert_allclose(drafting[1], 1.25 * drafting[0])
+    assert at_pace(profile, 1.0) == profile

@@ -1,0 +1,73 @@
+"""The machine's pace while the engine serves: steps of the measured grid, run between its own, over their medians.
+
+Machines that are shared are fast at one minute and slow at the next. A prediction is for the machine as it was while
+the engine served, and these reference steps say how that was: they are no part of what is served, no request of the
+run is in them, and the run's clock stands still meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from profiles.schema import Profile
+
+if TYPE_CHECKING:
+    from decoder.load import WallClock
+    from decoder.step_times import Point, Visits
+
+#: A reference step is run so often, by the run's clock.
+EVERY_S = 1.0
+
+
+@dataclass(slots=True)
+class PaceReader:
+    """Reads the pace during one run; hand it to `decoder.serve.serve_cell` as ``on_progress``.
+
+    ``visits``: what was measured of the grid so far, with the engine that it was measured on. ``points``: of that grid;
+    they take turns. ``clock``: the run's.
+    """
+
+    visits: Visits
+    points: Sequence[Point]
+    clock: WallClock
+    ratios: list[float] = field(default_factory=list)
+    _next_s: float = 0.0
+
+    def __call__(self, now_s: float) -> None:
+        """Run a reference step if it is time to; the run does not see the time that this takes."""
+        if now_s < self._next_s:
+            return
+        from decoder.step_times import run_point
+
+        began_s = time.perf_counter()
+        point = self.points[len(self.ratios) % len(self.points)]
+        # The first step warms up, as in the grid.
+        step_s = run_point(self.visits.engine, point, 2).step_s[1]
+        self.visits.engine.journal.steps.clear()
+        self.ratios.append(step_s / float(np.median(self.visits.samples[point].step_s)))
+        self._next_s = now_s + EVERY_S
+        self.clock.leave_out(time.perf_counter() - began_s)
+
+    @property
+    def pace(self) -> float:
+        """Seconds that a step took for each second it takes in the grid; 1 where nothing was read."""
+        return float(np.median(self.ratios)) if self.ratios else 1.0
+
+
+def at_pace(profile: Profile, pace: float) -> Profile:
+    """Return a profile all of whose seconds are ``pace`` times as long."""
+
+    def scaled(node: Any, is_time: bool) -> Any:
+        if isinstance(node, dict):
+            return {key: scaled(value, key == "seconds" or key.endswith("_s")) for key, value in node.items()}
+        if isinstance(node, list):
+            return [scaled(value, is_time) for value in node]
+        return pace * node if is_time else node
+
+    return Profile.model_validate_json(json.dumps(scaled(profile.model_dump(mode="json", exclude_none=True), False)))
