@@ -66,6 +66,8 @@ TRAIN := $(LAB).train --target smollm2 --documents 4 --learning-rate 3e-3 --opti
     --save-dtype bfloat16
 NEW := --draft-vocab 8192 --start target --steps $(LAB_STEPS)
 BLOCK := $(NEW) --feature-layers 8,21,28 --anchors 40
+# The questions that the rung `engine` serves: all of one length, 48 a domain.
+SERVED := 84..96
 SPEED := $(LAB).evaluate --target smollm2 --prompts written-t1-held_out --per-domain 4 --max-new-tokens 96 --against-none
 SHIPPED := dspark mtp
 # What the paper compares, each trained for as many steps; dspark, which ships, for more.
@@ -75,6 +77,7 @@ bank_of = $(foreach name,$(1),--drafter $(name)=$(DRAFTERS)/$(name))
 lab-text: .venv/.lab-stamp
 	$(LAB).collect --target smollm2 --split held_out --tokens 16000 --group 96
 	$(LAB).collect --target smollm2 --split held_out --tokens 16000 --group 96 --temperature 0
+	$(LAB).collect --target smollm2 --split held_out --prompt-tokens $(SERVED) --tokens 1 --group 144 --max-new-tokens 96
 	$(LAB).collect --target smollm2 --tokens $(LAB_TOKENS) --group 128
 
 lab: lab-text
@@ -93,6 +96,8 @@ lab: lab-text
 	for text in written-t1-held_out written-t0-held_out; do \
 	    $(LAB).bank --target smollm2 --text $$text --draft-length 5 $(call bank_of,$(COMPARED)) || exit 1; \
 	done
+	$(LAB).bank --target smollm2 --text written-t1-held_out-$(SERVED) --name smollm2_engine \
+	    --drafter dspark=decoder/checkpoints/smollm2/dspark
 	for name in $(COMPARED); do \
 	    $(SPEED) --drafter $(DRAFTERS)/$$name --json docs/lab/speed_$$name.json || exit 1; \
 	done

@@ -47,6 +47,11 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--temperature", type=float, default=1.0, help="0 is greedy (default: 1)")
     parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="longest answer (default: 256)")
     parser.add_argument(
+        "--prompt-tokens",
+        metavar="N..M",
+        help="only prompts of N to M tokens, the last N of each (default: all, whole)",
+    )
+    parser.add_argument(
         "--layers", metavar="LIST", help="layers whose outputs are kept, from 0 (default: five, evenly, and the last)"
     )
     parser.add_argument("--group", type=int, default=192, metavar="N", help="documents a shard, decoded at once")
@@ -80,6 +85,8 @@ def _run(options: argparse.Namespace) -> int:
                 Fault(f"expected at least 1 (got {getattr(options, key)})", key=f"--{key.replace('_', '-')}")
             )
     part, parts = _part(options.part)
+    if options.prompt_tokens is not None:
+        _span(options.prompt_tokens)
     if options.temperature < 0:
         raise InputError(Fault(f"expected 0 or more (got {options.temperature})", key="--temperature"))
     import platform
@@ -111,6 +118,8 @@ def _run(options: argparse.Namespace) -> int:
     layers = _layers(options.layers, target.num_layers)
     name = target_name(options.target)
     out = options.lab / name / "text" / folder_name(options.text, options.temperature, options.split)
+    if options.prompt_tokens is not None:
+        out = out.with_name(f"{out.name}-{options.prompt_tokens}")
     meta = Meta(
         target=name,
         target_sha256=target_sha256(folder),
@@ -128,6 +137,7 @@ def _run(options: argparse.Namespace) -> int:
             "transformers": transformers.__version__,
             "device": torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else "cpu",
         },
+        prompt_tokens=options.prompt_tokens,
     )
     per_token = bytes_per_token(len(layers), target.hidden_size)
     free = shutil.disk_usage(_existing(options.lab)).free
@@ -197,6 +207,14 @@ def _part(text: str) -> tuple[int, int]:
     return int(part) - 1, int(parts)
 
 
+def _span(text: str) -> tuple[int, int]:
+    """Return the fewest and the most tokens of a prompt."""
+    fewest, _, most = text.partition("..")
+    if not (fewest.isdecimal() and most.isdecimal() and 1 <= int(fewest) <= int(most)):
+        raise InputError(Fault(f"expected N..M with N from 1 to M, as '84..96' (got '{text}')", key="--prompt-tokens"))
+    return int(fewest), int(most)
+
+
 def folder_name(text: str, temperature: float, split: str) -> str:
     """Return where text of one kind lies: ``written-t1-train``, ``corpus-held_out``."""
     return f"corpus-{split}" if text == "corpus" else f"written-t{temperature:g}-{split}"
@@ -225,15 +243,23 @@ def _layers(text: str | None, num_layers: int) -> tuple[int, ...]:
 def _groups(options: argparse.Namespace, tokenizer: Any, longest: int) -> Iterator[list[Prompt]]:
     """Yield groups of prompts, the domains taking turns."""
     from decoder.lab.prompts import load_documents
-    from decoder.lab.writing import make_prompt
+    from decoder.lab.writing import make_prompt, of_length
+
+    span = None if options.prompt_tokens is None else _span(options.prompt_tokens)
+
+    def made(documents: Sequence[Document]) -> list[Prompt]:
+        prompts = [make_prompt(document, tokenizer, options.text) for document in documents]
+        return prompts if span is None else of_length(prompts, *span)
 
     pools = [load_documents(domain, options.split) for domain in options.domains.split(",")]
+    if span is not None:
+        pools = [[document for document in pool if made([document])] for pool in pools]
     queue: list[Document] = []
     for turn in range(max(map(len, pools))):
         queue += [pool[turn] for pool in pools if turn < len(pool)]
     # In whole groups, so that the shards of a longer run begin as those of a shorter one.
     for start in range(0, len(queue), options.group):
-        group = [make_prompt(document, tokenizer, options.text) for document in queue[start : start + options.group]]
+        group = made(queue[start : start + options.group])
         yield [
             prompt
             for prompt in group

@@ -266,9 +266,10 @@ def save_profile_of(
     """
     meta = texts.meta
     wrote = f"wrote at temperature {meta.temperature:g}" if texts.written else "read (a person's answers)"
+    taken = "" if meta.prompt_tokens is None else f", prompts of {meta.prompt_tokens} tokens cut to the fewest"
     source = (
-        f"text that {meta.target} (weights sha256 {meta.target_sha256[:16]}) {wrote}, split {meta.split}, tokens "
-        f"sha256 {texts.sha256[:16]}"
+        f"text that {meta.target} (weights sha256 {meta.target_sha256[:16]}) {wrote}, split {meta.split}{taken}, "
+        f"tokens sha256 {texts.sha256[:16]}"
     )
     kept: dict[str, ProfileDrafter] = {}
     if path.exists():

@@ -42,7 +42,8 @@ class Meta:
     """What a folder of shards was made of; a second run must agree on it.
 
     ``layers``: target layers whose outputs are kept, from 0; the last of the model is the state after its final norm.
-    ``text``: ``written`` by the target, or ``corpus``.
+    ``text``: ``written`` by the target, or ``corpus``. ``prompt_tokens``: "N..M" where only prompts of so many tokens
+    were taken, the last N of each; None: all, whole.
     """
 
     target: str
@@ -56,6 +57,7 @@ class Meta:
     seed: int
     dtype: str
     versions: dict[str, str]
+    prompt_tokens: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ does not depend on its neighbours but for the rounding of a batched pass.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,6 +127,18 @@ def make_prompt(document: Document, tokenizer: Any, text: str) -> Prompt:
         if tokenizer.eos_token_id is not None:
             answer = (*answer, tokenizer.eos_token_id)
     return Prompt(document.name, document.domain, tuple(ids), answer)
+
+
+def of_length(prompts: Iterable[Prompt], fewest: int, most: int) -> list[Prompt]:
+    """Return the prompts of ``fewest`` to ``most`` tokens, the last ``fewest`` of each: all of one length.
+
+    What is cut off is the chat template's greeting, as long as that is longer than ``most - fewest``.
+    """
+    return [
+        dataclasses.replace(prompt, token_ids=prompt.token_ids[-fewest:])
+        for prompt in prompts
+        if fewest <= len(prompt.token_ids) <= most
+    ]
 
 
 @torch.inference_mode()

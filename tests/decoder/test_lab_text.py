@@ -10,7 +10,17 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from decoder.collect import default_layers, main
 from decoder.errors import CheckpointError, InputError, TargetError
 from decoder.lab.prompts import DOMAINS, Document, load_documents
-from decoder.lab.store import Meta, Text, count_tokens, digest, open_folder, read_shard, save_shard, shard_paths
+from decoder.lab.store import (
+    Meta,
+    Text,
+    count_tokens,
+    digest,
+    load_meta,
+    open_folder,
+    read_shard,
+    save_shard,
+    shard_paths,
+)
 from decoder.lab.targets import drafter_folder, target_folder
 from decoder.lab.writing import Prompt, make_prompt, read_group, write_group
 from decoder.target import HfTarget
@@ -290,9 +300,28 @@ def test_other_settings_do_not_mix_with_what_is_there(spoken, few, tmp_path, cap
     assert "seed: was begun with 0; asked for now: 9" in capsys.readouterr().err
 
 
+def test_prompts_of_one_length_are_the_ends_of_those_within_a_span(spoken, few, tmp_path, capsys):
+    assert collect(spoken, tmp_path / "all", "--tokens", "1000") == 0
+    assert collect(spoken, tmp_path, "--tokens", "1000", "--prompt-tokens", "7..12") == 0
+    whole, cut = (
+        {
+            text.name: text.token_ids[: text.prompt_tokens].tolist()
+            for path in shard_paths(lab / "toy" / "text" / name)
+            for text in read_shard(path)
+        }
+        for lab, name in ((tmp_path / "all", "written-t1-train"), (tmp_path, "written-t1-train-7..12"))
+    )
+    assert cut == {name: ids[-7:] for name, ids in whole.items() if 7 <= len(ids) <= 12}
+    assert 0 < len(cut) < len(whole)
+    assert load_meta(tmp_path / "toy" / "text" / "written-t1-train-7..12").prompt_tokens == "7..12"
+    assert load_meta(tmp_path / "all" / "toy" / "text" / "written-t1-train").prompt_tokens is None
+
+
 @pytest.mark.parametrize(
     "more, message",
     [
+        (["--prompt-tokens", "9"], "--prompt-tokens: expected N..M with N from 1 to M, as '84..96' (got '9')"),
+        (["--prompt-tokens", "9..8"], "--prompt-tokens: expected N..M with N from 1 to M, as '84..96' (got '9..8')"),
         (["--tokens", "0"], "--tokens: expected at least 1 (got 0)"),
         (["--group", "-1"], "--group: expected at least 1 (got -1)"),
         (["--temperature", "-1"], "--temperature: expected 0 or more (got -1.0)"),
