@@ -56,8 +56,11 @@ class PaceReader:
 
     @property
     def pace(self) -> float:
-        """Seconds that a step took for each second it takes in the grid; 1 where nothing was read."""
-        return float(np.median(self.ratios)) if self.ratios else 1.0
+        """Seconds that steps took for each second of their medians in the grid; 1 where nothing was read.
+
+        A mean: a run lasts as long as the sum of its steps, the slow ones of an unquiet machine included.
+        """
+        return float(np.mean(self.ratios)) if self.ratios else 1.0
 
 
 def at_pace(profile: Profile, pace: float) -> Profile:
