@@ -81,8 +81,9 @@ def _run(options: argparse.Namespace) -> int:
     if found.finish_reason == "failed":
         print(found.error, file=sys.stderr)
         code = 1
-    print(marked(found, _shower(models), colour=sys.stdout.isatty()))
-    print()
+    colour = sys.stdout.isatty()
+    print(marked(found, _shower(models), colour=colour))
+    print(f"\n{legend(colour=colour)}")
     for line in _lines(found, options.rounds):
         print(line)
     if options.check:
@@ -125,6 +126,14 @@ def _shower(models: Models) -> Callable[[int], str]:
     if decode is None:
         return lambda token: f"{token} "
     return lambda token: decode([token])
+
+
+def legend(*, colour: bool) -> str:
+    """Say what the marks of `marked` mean."""
+    accepted, refused, bonus = "accepted draft tokens", "the first refused of a round", "the target's own"
+    if colour:
+        return f"{ACCEPTED}{accepted}{PLAIN}, {BONUS}{bonus}{PLAIN}, {REJECTED}{refused}{PLAIN}"
+    return f"{accepted}, [{bonus}], ~{refused}~"
 
 
 def marked(generation: Generation, show: Callable[[int], str], *, colour: bool) -> str:

@@ -62,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.out or arguments.json or arguments.no_plots:
             raise InputError(Fault("--out, --json and --no-plots need the NAME of a profile"))
         return _list_profiles()
+    if arguments.out and arguments.no_plots:
+        raise InputError(Fault("has no effect beside --no-plots", "--out"))
 
     path = find_profile(arguments.name)
     profile = load_profile(path)

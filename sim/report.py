@@ -79,7 +79,8 @@ def report_text(outcome: Outcome, files: str = "comparison.csv, manifest.json, a
     varied = {axis.key.partition(".")[0] for axis in scenario.axes}
     facts = []
     if "fleet" not in varied:
-        facts.append(f"{scenario.fleet.replicas} replicas on {outcome.plant.gpus.total} GPUs")
+        replicas, gpus = scenario.fleet.replicas, outcome.plant.gpus.total
+        facts.append(f"{replicas} replica{'s' * (replicas > 1)} on {gpus} GPU{'s' * (gpus > 1)}")
     if not varied & {"horizon", "warmup", "cooldown"}:
         facts.append(f"measured from {window.from_s:g} s to {window.until_s:g} s of {scenario.horizon:g} s")
     facts.append(f"{repeats} replications, ± 95 %" if repeats > 1 else "one replication: no intervals")

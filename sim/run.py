@@ -43,6 +43,10 @@ def main(argv: list[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     # Imports wait until here so that --help answers at once.
     if options.list:
+        for name, value in vars(options).items():
+            if name != "list" and value != parser().get_default(name):
+                key = name.upper() if name == "scenario" else f"--{name.replace('_', '-')}"
+                raise InputError(Fault("has no effect beside --list", key))
         return _list()
     if options.jobs < 1:
         raise InputError(Fault(f"expected at least 1 (got {options.jobs})", "--jobs"))

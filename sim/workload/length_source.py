@@ -14,7 +14,7 @@ from sim.rng import Streams
 from sim.workload.base import LENGTHS, Ints, TokenLengths
 from sim.workload.lengths import Fixed, Lognormal, Quantiles
 from sim.workload.trace.formats import FormatName
-from sim.workload.trace.trace import load_trace
+from sim.workload.trace.trace import load_trace, trace_file
 
 if TYPE_CHECKING:
     OneLength = TokenLengths
@@ -119,6 +119,6 @@ def open_lengths(settings: PromptAndOutput | PairsOfTrace, base_dir: Path, stric
     """Make a section's lengths ready to draw from; reads the trace if there is one, relative to ``base_dir``."""
     if isinstance(settings, PromptAndOutput):
         return _Laws(settings)
-    trace = load_trace(base_dir / settings.path, settings.format, strict=strict)
+    trace = load_trace(trace_file(base_dir, settings.path, "lengths.path"), settings.format, strict=strict)
     rows = {f"lengths_{reason}": count for reason, count in trace.rows.items()}
     return _Pairs(trace.prompt_tokens, trace.output_tokens, rows, trace.caveats)

@@ -18,7 +18,7 @@ from sim.units import Duration, PositiveDuration
 from sim.workload.base import ARRIVALS, RequestTable
 from sim.workload.domains import DomainLaw, MixChange
 from sim.workload.trace.formats import FormatName
-from sim.workload.trace.trace import Trace, load_trace
+from sim.workload.trace.trace import Trace, load_trace, trace_file
 
 #: Entries of `RequestTable.trace_rows` that are no loss: rows in the file, and rows that were moved in time.
 MOVED_OR_READ = frozenset({"read", "out_of_order", "spread"})
@@ -78,7 +78,7 @@ def replay_requests(
     ``speed_up``; the horizon is cut. Every row that is left out is counted in ``trace_rows``. Lots are drawn for every
     row of the file, so that a request keeps its own whatever the window.
     """
-    trace = load_trace(base_dir / replay.path, replay.format, strict=strict)
+    trace = load_trace(trace_file(base_dir, replay.path, "arrivals.path"), replay.format, strict=strict)
     _check_ties(replay, trace)
     if trace.domain is not None and domains is not None:
         message = f"has no effect: {trace.file} has a domain for each request; remove it"

@@ -130,6 +130,7 @@ def test_plots_go_where_runs_are_kept(tmp_path: Path) -> None:
         ),
         (["gone.json"], "gone.json: cannot read: no such file or directory"),
         (["empty.json"], "empty.json:1: empty file; expected a mapping of keys to values"),
+        (["paper/v4_pro", "--no-plots", "--out", "there"], "--out: has no effect beside --no-plots"),
         (["--no-plots"], "--out, --json and --no-plots need the NAME of a profile"),
         (["paper/v4_pro", "--out", "empty.json"], "empty.json: cannot write: file exists"),
         (["paper/v4_pro", "--json", "no/report.json"], "no/report.json: cannot write: no such file or directory"),

@@ -33,7 +33,7 @@ def test_a_run_prints_a_table_and_fills_a_folder(run, here):
     ended = run(TINY, plots=True)
     assert (ended.code, ended.err) == (0, "")
     lines = ended.out.splitlines()
-    assert lines[0].startswith("tiny: 1 replicas on ")
+    assert lines[0].startswith("tiny: 1 replica on ")
     table = [line for line in lines if line.startswith(("policy ", "none ", "dspark "))]
     assert [line.split()[0] for line in table] == ["policy", "none", "dspark"]
     assert "runs/tiny/" in ended.out
@@ -111,7 +111,9 @@ def test_an_unusable_row_is_counted_or_refused(run, refused, here):
         "t.csv:11: prompt_tokens: expected a whole number of tokens from 1 to 1000000000 (got 0)"
     ]
     (here / "t.csv").unlink()
-    assert refused(REPLAY) == ["t.csv: cannot read: no such file or directory"]
+    (fault,) = refused(REPLAY)
+    assert fault.endswith(": arrivals.path: no such file (got 't.csv')")
+    assert refused(REPLAY, "--trace", "gone.csv") == ["--trace: arrivals.path: no such file (got 'gone.csv')"]
 
 
 def test_settings_are_laid_over_the_file_one_after_the_other(run):
@@ -191,6 +193,14 @@ def test_no_arrival_at_all_is_a_result_too(run):
     ended = run(changed("rate_per_s: 4", "rate_per_s: 0.000001"))
     assert (ended.code, ended.err) == (0, "")
     assert "nan" not in ended.out.lower()
+
+
+@pytest.mark.parametrize(
+    ("words", "key"), [(["s.yaml"], "SCENARIO"), (["--dry-run"], "--dry-run"), (["--set", "seed=3"], "--set")]
+)
+def test_list_stands_alone(words, key, capsys):
+    assert main(["--list", *words]) == 2
+    assert capsys.readouterr().err == f"{key}: has no effect beside --list\n"
 
 
 def test_list_names_policies_profiles_and_scenarios_with_their_questions(capsys, monkeypatch):

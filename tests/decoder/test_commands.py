@@ -95,6 +95,7 @@ def test_generate_tells_tokens_apart(models, capsys, tmp_path):
     assert generate.main([*models, *options]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "[168 ]59 ~100 ~[3 ]100 101 102 100 26 123 ~79 ~[122 ]123 [79 ]"
+    assert out[2] == "accepted draft tokens, [the target's own], ~the first refused of a round~"
     assert "tokens a round (bonus token included)" in out[-2]
     report = json.loads(Path("out.json").read_text())
     assert report["output_ids"] == [168, 59, 3, 100, 101, 102, 100, 26, 123, 122, 123, 79]

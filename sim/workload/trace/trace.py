@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.errors import Fault, TraceError
+from sim.errors import Fault, ScenarioError, TraceError
 from sim.workload.base import Floats, Ints
 from sim.workload.trace.columns import Columns, RowFault, Texts
 from sim.workload.trace.content import PARQUET_MAGIC, decode, read_content
@@ -51,6 +51,14 @@ class Trace:
     grid_s: float
     rows: dict[str, int]
     caveats: tuple[str, ...]
+
+
+def trace_file(base_dir: Path, path: str, key: str) -> Path:
+    """Return where a scenario's trace lies; raises `ScenarioError`, with its key and no file, where it is not there."""
+    found = base_dir / path
+    if not found.exists():
+        raise ScenarioError(Fault(f"no such file (got '{path}')", key=key))
+    return found
 
 
 def load_trace(path: Path, format: FormatName = "auto", *, strict: bool = False) -> Trace:
