@@ -36,8 +36,8 @@ def conflicts(scenario: Scenario, document: Document) -> Iterator[Fault]:
     elif fleet.acceptance_profile is None and any(policy.drafter is not None for policy in scenario.policies):
         yield document.fault("missing; these policies draft", ("fleet", "acceptance_profile"))
     if scenario.horizon > MAX_HORIZON_S:
-        got = format_duration(scenario.horizon)
-        yield document.fault(f"expected at most {format_duration(MAX_HORIZON_S)}, a year (got {got})", ("horizon",))
+        message = f"expected at most {format_duration(MAX_HORIZON_S)}, a year (got {scenario.horizon:g} s)"
+        yield document.fault(message, ("horizon",))
     if scenario.warmup + scenario.cooldown >= scenario.horizon:
         yield document.fault(
             f"warmup and cooldown ({scenario.warmup:g} s + {scenario.cooldown:g} s) leave nothing of the horizon "

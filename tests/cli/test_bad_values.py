@@ -79,7 +79,7 @@ UNITS = [
     ("horizon: 2s", "horizon: -2s", "2: horizon: must not be negative (got '-2s')"),
     ("horizon: 2s", "horizon: 1e999s", "2: horizon: must be finite (got '1e999s')"),
     ("horizon: 2s", "horizon: 0s", "2: horizon: expected above 0 (got '0s')"),
-    ("horizon: 2s", "horizon: 10000h", "2: horizon: expected at most 8784h, a year (got 10000h)"),
+    ("horizon: 2s", "horizon: 10000h", "2: horizon: expected at most 8784h, a year (got 3.6e+07 s)"),
     ("4GiB", "4GB", f"6: fleet.kv_cache: {SIZE} (got '4GB')"),
     ("4GiB", "4", f"6: fleet.kv_cache: {SIZE} (got 4)"),
     ("4GiB", "true", f"6: fleet.kv_cache: {SIZE} (got true)"),
