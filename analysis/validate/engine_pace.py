@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ from profiles.schema import Profile
 
 if TYPE_CHECKING:
     from decoder.load import WallClock
-    from decoder.step_times import Point, Visits
 
 #: A reference step is run so often, by the run's clock.
 EVERY_S = 1.0
@@ -29,12 +28,11 @@ EVERY_S = 1.0
 class PaceReader:
     """Reads the pace during one run; hand it to `decoder.serve.serve_cell` as ``on_progress``.
 
-    ``visits``: what was measured of the grid so far, with the engine that it was measured on. ``points``: of that grid;
-    they take turns. ``clock``: the run's.
+    ``reference``: runs the nth reference step, and returns its seconds over its median in the grid. ``clock``: the
+    run's.
     """
 
-    visits: Visits
-    points: Sequence[Point]
+    reference: Callable[[int], float]
     clock: WallClock
     ratios: list[float] = field(default_factory=list)
     _next_s: float = 0.0
@@ -43,14 +41,8 @@ class PaceReader:
         """Run a reference step if it is time to; the run does not see the time that this takes."""
         if now_s < self._next_s:
             return
-        from decoder.step_times import run_point
-
         began_s = time.perf_counter()
-        point = self.points[len(self.ratios) % len(self.points)]
-        # The first step warms up, as in the grid.
-        step_s = run_point(self.visits.engine, point, 2).step_s[1]
-        self.visits.engine.journal.steps.clear()
-        self.ratios.append(step_s / float(np.median(self.visits.samples[point].step_s)))
+        self.ratios.append(self.reference(len(self.ratios)))
         self._next_s = now_s + EVERY_S
         self.clock.leave_out(time.perf_counter() - began_s)
 

@@ -310,33 +310,36 @@ def test_an_option_of_another_rung_is_refused(options, said):
     assert str(refused.value) == said
 
 
-def test_the_pace_is_that_of_reference_steps_and_the_run_does_not_see_them(monkeypatch):
-    """Three steps of the grid in turns, each against its own median; one a second of the run, from its first step."""
+def test_reference_steps_take_turns_and_are_held_to_their_own_medians(monkeypatch):
     points = [Point(4, 0, 80), Point(4, 2, 80), Point(0, 0, 0, 40)]
-    took_s = {points[0]: 1.1, points[1]: 1.3, points[2]: 8.0}
-    medians_s = {points[0]: 1.0, points[1]: 1.0, points[2]: 4.0}
-    ran = []
-
-    def run_point(engine, point, steps):
-        ran.append(point)
-        time.sleep(0.05)
-        return Samples([99.0, took_s[point]], [0.0, 0.0])
-
-    monkeypatch.setattr("decoder.step_times.run_point", run_point)
-    engine = SimpleNamespace(journal=SimpleNamespace(steps=[1]))
-    visits = Visits(
-        engine, points, samples={point: Samples([value] * 3, [0.0] * 3) for point, value in medians_s.items()}
+    took_s, medians_s = dict(zip(points, (1.1, 1.3, 8.0), strict=True)), dict(zip(points, (1.0, 1.0, 4.0), strict=True))
+    monkeypatch.setattr(
+        "decoder.step_times.run_point", lambda engine, point, steps: Samples([99.0, took_s[point]], [0.0, 0.0])
     )
+    engine = SimpleNamespace(journal=SimpleNamespace(steps=[1]))
+    samples = {point: Samples([value] * 3, [0.0] * 3) for point, value in medians_s.items()}
+    measuring = SimpleNamespace(visits=Visits(engine, points, samples=samples))
+    assert [rung.reference_step(measuring, n) for n in range(4)] == pytest.approx([1.1, 1.3, 2.0, 1.1])
+    assert engine.journal.steps == []
+
+
+def test_the_pace_is_read_once_a_second_and_the_run_does_not_see_it():
+    asked = []
+
+    def reference(n):
+        asked.append(n)
+        time.sleep(0.05)
+        return (1.1, 1.3, 2.0)[n]
+
     clock = WallClock()
-    reader = PaceReader(visits, points, clock)
+    reader = PaceReader(reference, clock)
     assert reader.pace == 1.0
     clock.restart()
     for now_s in (0.1, 0.9, 1.2, 2.1, 2.3):
         reader(now_s)
-    assert ran == points
+    assert asked == [0, 1, 2]
     assert reader.pace == pytest.approx((1.1 + 1.3 + 2.0) / 3)
     assert clock() < 0.1
-    assert engine.journal.steps == []
 
 
 def test_a_profile_at_a_pace_takes_so_much_longer_in_every_part():
