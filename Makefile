@@ -77,7 +77,7 @@ bank_of = $(foreach name,$(1),--drafter $(name)=$(DRAFTERS)/$(name))
 lab-text: .venv/.lab-stamp
 	$(LAB).collect --target smollm2 --split held_out --tokens 16000 --group 96
 	$(LAB).collect --target smollm2 --split held_out --tokens 16000 --group 96 --temperature 0
-	$(LAB).collect --target smollm2 --split held_out --prompt-tokens $(SERVED) --tokens 1 --group 144 --max-new-tokens 96
+	$(LAB).collect --target smollm2 --split held_out --prompt-tokens $(SERVED) --tokens 1 --group 144 --max-new-tokens 160
 	$(LAB).collect --target smollm2 --tokens $(LAB_TOKENS) --group 128
 
 lab: lab-text
