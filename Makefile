@@ -66,7 +66,8 @@ TRAIN := $(LAB).train --target smollm2 --documents 4 --learning-rate 3e-3 --opti
     --save-dtype bfloat16
 NEW := --draft-vocab 8192 --start target --steps $(LAB_STEPS)
 BLOCK := $(NEW) --feature-layers 8,21,28 --anchors 40
-# The questions that the rung `engine` serves: all of one length, 48 a domain.
+# The questions that the rung `engine` serves: all of one length, 48 a domain (144 in all); answers of 160 tokens, so that
+# the bank has 2,000 positions of each domain.
 SERVED := 84..96
 SPEED := $(LAB).evaluate --target smollm2 --prompts written-t1-held_out --per-domain 4 --max-new-tokens 96 --against-none
 SHIPPED := dspark mtp

@@ -117,9 +117,8 @@ def _run(options: argparse.Namespace) -> int:
         raise InputError(Fault("holds no tokenizer; prompts cannot be asked", str(folder)))
     layers = _layers(options.layers, target.num_layers)
     name = target_name(options.target)
-    out = options.lab / name / "text" / folder_name(options.text, options.temperature, options.split)
-    if options.prompt_tokens is not None:
-        out = out.with_name(f"{out.name}-{options.prompt_tokens}")
+    called = folder_name(options.text, options.temperature, options.split, options.prompt_tokens)
+    out = options.lab / name / "text" / called
     meta = Meta(
         target=name,
         target_sha256=target_sha256(folder),
@@ -215,9 +214,10 @@ def _span(text: str) -> tuple[int, int]:
     return int(fewest), int(most)
 
 
-def folder_name(text: str, temperature: float, split: str) -> str:
-    """Return where text of one kind lies: ``written-t1-train``, ``corpus-held_out``."""
-    return f"corpus-{split}" if text == "corpus" else f"written-t{temperature:g}-{split}"
+def folder_name(text: str, temperature: float, split: str, prompt_tokens: str | None) -> str:
+    """Return where text of one kind lies: ``written-t1-train``, ``corpus-held_out``, ``written-t1-held_out-84..96``."""
+    kind = "corpus" if text == "corpus" else f"written-t{temperature:g}"
+    return "-".join((kind, split, *([] if prompt_tokens is None else [prompt_tokens])))
 
 
 def _existing(path: Path) -> Path:

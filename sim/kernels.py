@@ -553,7 +553,7 @@ def advance(state_i, state_f, engine_i, engine_f, counts, times, kv_blocks, reco
 
 @njit(inline="always")
 def _other_s(n, prompt, state_i, state_f, engine_i, engine_f):  # type: ignore[no-untyped-def]
-    """Return the seconds of a step that do not depend on its lengths: all but the verify curve."""
+    """Return the seconds of a step that do not depend on its lengths: all but those of `_verify_s`."""
     other_s = engine_f[C_OVERHEAD] + engine_f[C_PER_REQUEST] * n + engine_f[C_PER_CONTEXT] * state_i[S_STEP_CONTEXT]
     if engine_i[E_AS_VERIFY] == 0:
         if engine_i[E_ROWS_SIZE] == 0:

@@ -43,8 +43,9 @@ def main(argv: list[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     # Imports wait until here so that --help answers at once.
     if options.list:
+        blank = parser()
         for name, value in vars(options).items():
-            if name != "list" and value != parser().get_default(name):
+            if name != "list" and value != blank.get_default(name):
                 key = name.upper() if name == "scenario" else f"--{name.replace('_', '-')}"
                 raise InputError(Fault("has no effect beside --list", key))
         return _list()

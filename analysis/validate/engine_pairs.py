@@ -24,7 +24,7 @@ CONFIDENCE = 0.95
 class Pair:
     """What was predicted and what the engine did, a repeat each; both had the same arrivals.
 
-    ``paces``: the machine's, for which the prediction is (`engine_pace`).
+    ``paces``: the machine's, for which the prediction is: seconds for each second of the profile (`engine_pace`).
     """
 
     load: str

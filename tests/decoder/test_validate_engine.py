@@ -323,23 +323,37 @@ def test_reference_steps_take_turns_and_are_held_to_their_own_medians(monkeypatc
     assert engine.journal.steps == []
 
 
-def test_the_pace_is_read_once_a_second_and_the_run_does_not_see_it():
-    asked = []
+def test_the_pace_is_read_once_a_second_and_the_run_does_not_see_it(monkeypatch):
+    now, asked = [0.0], []
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
     def reference(n):
         asked.append(n)
-        time.sleep(0.05)
+        now[0] += 0.5
         return (1.1, 1.3, 2.0)[n]
 
     clock = WallClock()
     reader = PaceReader(reference, clock)
     assert reader.pace == 1.0
     clock.restart()
-    for now_s in (0.1, 0.9, 1.2, 2.1, 2.3):
-        reader(now_s)
+    for later_s in (0.1, 0.8, 0.3, 0.9, 0.2):
+        now[0] += later_s
+        reader(clock())
     assert asked == [0, 1, 2]
     assert reader.pace == pytest.approx((1.1 + 1.3 + 2.0) / 3)
-    assert clock() < 0.1
+    assert clock() == pytest.approx(0.1 + 0.8 + 0.3 + 0.9 + 0.2)
+
+
+def test_the_bank_is_of_the_questions_that_are_served():
+    makefile = (SHIPPED.parent / "Makefile").read_text(encoding="utf-8")
+    span = f"{rung.PROMPT_TOKENS}..{rung.LONGEST_PROMPT_TOKENS}"
+    assert f"SERVED := {span}\n" in makefile
+    assert rung.TEXT.endswith(f"-{span}")
+    for law in load_profile(rung.BANK).acceptance[rung.DRAFTER].domains.values():
+        assert f"prompts of {span} tokens cut to the fewest" in law.provenance.source
+        # An answer of no more tokens than a draft has no position.
+        texts = int(law.provenance.note.partition(" positions of ")[2].partition(" ")[0])
+        assert rung.QUESTIONS - 2 <= texts <= rung.QUESTIONS
 
 
 def test_a_profile_at_a_pace_takes_so_much_longer_in_every_part():
