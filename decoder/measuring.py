@@ -234,7 +234,6 @@ def _report(
         "per_request_s": fitted.per_request_s,
         "per_context_token_s": fitted.per_context_token_s,
         "gap_s": float(np.median(gaps_s)),
-        "repeats": visits.passes,
         "measured_for_s": visits.took_s,
     }
 
@@ -279,8 +278,10 @@ def _profile(
             note=note,
         )
 
+    least, most = (fold(row["samples"] for row in report["points"]) for fold in (min, max))
     repeats = (
-        f"{report['repeats']} repeats of {options.steps} steps, medians; half IQR {report['spread']:.1%} of a median"
+        f"medians of {least if least == most else f'{least} to {most}'} steps a point; "
+        f"half IQR {report['spread']:.1%} of a median"
     )
     parts = (
         f"verify(batch tokens) + a requests + c cached tokens, least squares over {len(decoding)} measured steps: "

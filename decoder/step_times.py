@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -178,7 +178,7 @@ def _put_prompt(engine: Engine, tokens: int) -> None:
 class Visits:
     """Samples of points, gathered pass by pass: each visits every point once, for ``steps`` steps after one of warm-up.
 
-    ``seed``: of the order of each pass. ``took_s``: by the engine's clock.
+    ``seed``: of the order of each pass. ``took_s``: by the engine's clock, `visit_next` included.
     """
 
     engine: Engine
@@ -188,19 +188,40 @@ class Visits:
     samples: dict[Point, Samples] = field(default_factory=lambda: defaultdict(Samples))
     passes: int = 0
     took_s: float = 0.0
+    _ahead: Iterator[Point] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Draw no order before it is needed."""
+        self._ahead = self._endless()
 
     def again(self, on_point: Callable[[], None] = lambda: None) -> None:
         """Visit every point once more."""
-        began_s = self.engine.clock()
         for at in np.random.default_rng((self.seed, self.passes)).permutation(len(self.points)):
-            point = self.points[at]
-            once = run_point(self.engine, point, self.steps + 1)
-            for name in ("step_s", "draft_s"):
-                getattr(self.samples[point], name).extend(getattr(once, name)[1:])
-            self.engine.journal.steps.clear()
+            self._visit(self.points[at], self.steps)
             on_point()
         self.passes += 1
+
+    def visit_next(self) -> tuple[Point, float]:
+        """Visit one point, for one step after one of warm-up; return the point and the step's seconds.
+
+        It is no part of a pass. All points have their turn, in an order drawn anew each time round.
+        """
+        point = next(self._ahead)
+        return point, self._visit(point, 1)[0]
+
+    def _visit(self, point: Point, steps: int) -> list[float]:
+        began_s = self.engine.clock()
+        once = run_point(self.engine, point, steps + 1)
+        for name in ("step_s", "draft_s"):
+            getattr(self.samples[point], name).extend(getattr(once, name)[1:])
+        self.engine.journal.steps.clear()
         self.took_s += self.engine.clock() - began_s
+        return once.step_s[1:]
+
+    def _endless(self) -> Iterator[Point]:
+        rng = np.random.default_rng(self.seed)
+        while True:
+            yield from (self.points[at] for at in rng.permutation(len(self.points)))
 
     def repeat(self, repeats: int, limit_s: float = np.inf, on_point: Callable[[], None] = lambda: None) -> None:
         """Make ``repeats`` passes; those beyond `LEAST_REPEATS` that would end after ``limit_s`` are left out."""

@@ -6,9 +6,9 @@ with the same arrivals, lengths, limits and policies. Nothing of the engine's ru
 repeated, with new arrivals, for as long as the time allows; how far the errors of the repeats lie apart is the noise
 that an error is held against (`engine_pairs`).
 
-Machines drift. The grid of steps is therefore visited once more before every load, and what all visits together say is
-what the engine's policies are told. The simulator predicts from the same, at the pace that reference steps showed
-during the run (`engine_pace`).
+Machines drift. The grid of steps is therefore visited while the engine serves as well, a step at a time. What was
+found so far is what the engine's policies are told, anew before every load; from what was found in all, the simulator
+predicts in the end, for each run at the pace that the visits within it showed (`engine_pace`).
 
 The engine's own choice is put to the test as well: the budgets around the one that ``dspark_async`` settles on are
 forced upon it, on the same arrivals.
@@ -26,8 +26,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from analysis.validate.engine_pace import PaceReader, at_pace
 from analysis.validate.engine_pairs import Pair
 from analysis.validate.engine_report import make_report
@@ -42,9 +40,9 @@ from sim.output import write_json
 from sim.scenario import label_of
 
 if TYPE_CHECKING:
-    from decoder.load import WallClock
     from decoder.measuring import Measuring
     from decoder.serve import Plant
+    from decoder.step_times import Visits
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +65,9 @@ MINUTES, QUICK_MINUTES = 30.0, 3.0
 SHORTEST_S, LONGEST_S, PLANNED_REPEATS = 8.0, 60.0, 3
 #: What building an engine and its first steps take of a run, about.
 SETTING_UP_S = 1.0
-#: What reading the machine's pace adds to a run, about: each second two steps of 70 to 115 ms (AVX2, 2026-12-03).
+#: Passes over the grid of steps before anything is served; what is only a first look makes the fewest.
+PASSES = 6
+#: What reading the machine's pace adds to a run, about: each second two steps of 100 ms (AVX2, 2026-12-03).
 READING = 0.2
 #: Spread of output lengths: standard deviation of their logarithm.
 SIGMA = 0.5
@@ -106,13 +106,9 @@ class Plan:
         """Runs of the engine in one repeat."""
         return self.cells + self.forced * (len(self.shares) + 1)
 
-    def within(self, left_s: float, measuring_s: float = 0.0) -> Plan:
-        """Return the plan with runs of such a length that its planned repeats fit into the time left.
-
-        ``measuring_s``: what a visit to the grid takes, before every load.
-        """
-        repeat_s = left_s / PLANNED_REPEATS - measuring_s * (len(self.shares) + 1)
-        each_s = (repeat_s / self.runs - SETTING_UP_S) / (1 + READING)
+    def within(self, left_s: float) -> Plan:
+        """Return the plan with runs of such a length that its planned repeats fit into the time left."""
+        each_s = (left_s / PLANNED_REPEATS / self.runs - SETTING_UP_S) / (1 + READING)
         return dataclasses.replace(self, horizon_s=round(min(max(each_s, SHORTEST_S), LONGEST_S), 1))
 
 
@@ -230,27 +226,10 @@ def make_measuring(out: Path, home: Path, plant: Plant) -> Measuring:
     return Measuring(measure.make_parser().parse_args(options), command, plant.target, plant.drafters[DRAFTER])
 
 
-def reference_step(measuring: Measuring, n: int) -> float:
-    """Run the nth reference step, and return its seconds over what it took in the grid, the median.
-
-    They are of `make_measuring`'s grid, take turns, and are like the steps of most runs: decoding alone, verifying
-    drafts, reading a prompt.
-    """
-    from decoder.step_times import Point, run_point
-
-    points = Point(4, 0, 80), Point(4, 2, 80), Point(0, 0, 0, 40)
-    point, visits = points[n % len(points)], measuring.visits
-    # The first step warms up, as in the grid.
-    step_s = run_point(visits.engine, point, 2).step_s[1]
-    visits.engine.journal.steps.clear()
-    return step_s / float(np.median(visits.samples[point].step_s))
-
-
-def measured(measuring: Measuring, visits: int, out: Path) -> None:
-    """Visit the grid of steps, then write the profile and its table anew."""
+def write_profile(measuring: Measuring, out: Path) -> None:
+    """Write the profile of what was measured so far, and its table, anew."""
     from decoder.measuring import table_of
 
-    measuring.visits.repeat(visits)
     _, report = measuring.write()
     (out / "profile.txt").write_text("\n".join(table_of(report)) + "\n", encoding="utf-8")
 
@@ -267,14 +246,26 @@ def loads_of(plan: Plan, profile: Path, seed: int) -> dict[str, str]:
     return {**loads, f"{plan.users} users": f"{{kind: closed_loop, users: {plan.users}}}"}
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One repeat of one pair, as it was served: enough to predict it. ``reader``: None where no pace was read."""
+
+    pair: Pair
+    cell: Cell
+    arrivals: str
+    policies: Sequence[str]
+    reader: PaceReader | None
+
+
 @dataclass(slots=True)
 class Trial:
     """What is served and predicted, load by load, repeat by repeat, until ``until_s`` on the clock ``now``.
 
     Every policy meets every load once, whatever the limit. Budgets are forced, and repeats added, where the time
     allows. ``pairs`` and ``forced`` are by load, then by policy; ``measure``, which may write ``profile`` anew, is
-    called before each load, ``on_run`` after every run. ``reader`` reads the machine's pace during a run; without it
-    that is 1.
+    called before each load and once all is served, ``on_run`` after every run, which is predicted by then; in the end
+    all are predicted anew, and ``on_run`` is called once more. ``visits``: to the grid, to read the machine's pace
+    during a run; without them that is 1.
     """
 
     plan: Plan
@@ -284,13 +275,24 @@ class Trial:
     until_s: float
     now: Callable[[], float] = time.monotonic
     measure: Callable[[], None] = lambda: None
-    reader: Callable[[WallClock], PaceReader] | None = None
+    visits: Visits | None = None
     on_run: Callable[[Trial], None] = lambda trial: None
     pairs: dict[str, dict[str, Pair]] = field(default_factory=dict)
     forced: dict[str, dict[str, Pair]] = field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
 
     def run(self, loads: Mapping[str, str]) -> None:
         """Run all; loads and policies take turns, so that a machine that drifts does not favour one."""
+        self._run(loads)
+        self.measure()
+        for run in self.runs:
+            run.pair.predicted.clear()
+            run.pair.paces.clear()
+        for run in self.runs:
+            self._predict(run)
+        self.on_run(self)
+
+    def _run(self, loads: Mapping[str, str]) -> None:
         took_s: dict[str, float] = {}
         budgets: dict[str, list[int]] = {}
         owed = self.plan.cells
@@ -337,14 +339,20 @@ class Trial:
         log.info("%s, %s, repeat %d", load, name, repeat + 1)
         pair = to.setdefault(name, Pair(load, name))
         clock = WallClock(skips_idle=True)
-        reader = self.reader(clock) if self.reader is not None else None
+        reader = PaceReader(self.visits, clock) if self.visits is not None else None
         pair.observed.append(serve_cell(self.plant, ready, cell, work, clock=clock, on_progress=reader).metrics)
-        pair.paces.append(1.0 if reader is None else reader.pace)
-        then = self.profile.with_name("profile_at_pace.json")
-        save_profile(at_pace(load_profile(self.profile), pair.paces[-1]), then)
-        work = work_of(self.plan, then, arrivals, policies, self.seed)
-        pair.predicted.append(run_cell(work, cell).metrics)
+        self.runs.append(Run(pair, cell, arrivals, policies, reader))
+        self._predict(self.runs[-1])
         self.on_run(self)
+
+    def _predict(self, run: Run) -> None:
+        """Predict a run from the profile as it is now."""
+        pace = 1.0 if run.reader is None else run.reader.pace
+        then = self.profile.with_name("profile_at_pace.json")
+        save_profile(at_pace(load_profile(self.profile), pace), then)
+        work = work_of(self.plan, then, run.arrivals, run.policies, self.seed)
+        run.pair.paces.append(pace)
+        run.pair.predicted.append(run_cell(work, run.cell).metrics)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return every repeat of every run as plain data."""
@@ -372,13 +380,13 @@ def run(settings: Settings) -> Report:
     plant = make_plant(home)
     measuring = make_measuring(settings.out, home, plant)
     log.info("measuring step times")
-    measured(measuring, LEAST_REPEATS, settings.out)
+    measuring.visits.repeat(LEAST_REPEATS if settings.quick else PASSES)
+    write_profile(measuring, settings.out)
     profile = settings.out / "profile.json"
     loads = loads_of(plan, profile, settings.seed)
-    visit_s = measuring.visits.took_s / LEAST_REPEATS
-    trial = Trial(plan.within(until_s - time.monotonic(), visit_s), profile, plant, settings.seed, until_s)
-    trial.measure = lambda: measured(measuring, 1, settings.out)
-    trial.reader = lambda clock: PaceReader(lambda n: reference_step(measuring, n), clock)
+    trial = Trial(plan.within(until_s - time.monotonic()), profile, plant, settings.seed, until_s)
+    trial.visits = measuring.visits
+    trial.measure = lambda: write_profile(measuring, settings.out)
     # After every run: whoever stops the rung keeps what was measured.
     trial.on_run = lambda one: write_json(one.rows(), settings.out / "runs.json")
     trial.run(loads)

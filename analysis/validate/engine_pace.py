@@ -2,14 +2,15 @@
 
 Machines that are shared are fast at one minute and slow at the next. A prediction is for the machine as it was while
 the engine served, and these reference steps say how that was: they are no part of what is served, no request of the
-run is in them, and the run's clock stands still meanwhile.
+run is in them, and the run's clock stands still meanwhile. They count as visits to the grid, so the medians are of the
+same hours as the runs; and they are of all its points in turn, since a median of one point may be off by as much as
+the machine's pace is.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from profiles.schema import Profile
 
 if TYPE_CHECKING:
     from decoder.load import WallClock
+    from decoder.step_times import Point, Visits
 
 #: A reference step is run so often, by the run's clock.
 EVERY_S = 1.0
@@ -28,13 +30,13 @@ EVERY_S = 1.0
 class PaceReader:
     """Reads the pace during one run; hand it to `decoder.serve.serve_cell` as ``on_progress``.
 
-    ``reference``: runs the nth reference step, and returns its seconds over its median in the grid. ``clock``: the
-    run's.
+    ``visits``: to the grid, on an engine of their own. ``clock``: the run's. ``seen``: reference steps, with their
+    seconds.
     """
 
-    reference: Callable[[int], float]
+    visits: Visits
     clock: WallClock
-    ratios: list[float] = field(default_factory=list)
+    seen: list[tuple[Point, float]] = field(default_factory=list)
     _next_s: float = 0.0
 
     def __call__(self, now_s: float) -> None:
@@ -42,17 +44,18 @@ class PaceReader:
         if now_s < self._next_s:
             return
         began_s = time.perf_counter()
-        self.ratios.append(self.reference(len(self.ratios)))
+        self.seen.append(self.visits.visit_next())
         self._next_s = now_s + EVERY_S
         self.clock.leave_out(time.perf_counter() - began_s)
 
     @property
     def pace(self) -> float:
-        """Seconds that steps took for each second of their medians in the grid; 1 where nothing was read.
+        """Seconds that steps took for each second of their medians, of all visits so far; 1 where nothing was read.
 
         A mean: a run lasts as long as the sum of its steps, the slow ones of an unquiet machine included.
         """
-        return float(np.mean(self.ratios)) if self.ratios else 1.0
+        samples = self.visits.samples
+        return float(np.mean([s / np.median(samples[point].step_s) for point, s in self.seen])) if self.seen else 1.0
 
 
 def at_pace(profile: Profile, pace: float) -> Profile:

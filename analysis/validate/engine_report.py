@@ -68,11 +68,11 @@ def _numbers(trial: Trial, profile: Profile, minutes: float) -> Section:
     paces = [pace for pairs in trial.pairs.values() for pair in pairs.values() for pace in pair.paces]
     lines = [
         *said(
-            f"{profile.description} Fitted: those step times, measured on this machine ({hardware}) in turns with the "
-            "runs, never from them. Given: acceptance, a bank of the target's own answers to the questions served, and "
-            "each repeat's arrivals, which engine and simulator share, and the machine's pace during a run: steps of "
-            "the grid, no request of the run in them, one a second while its clock stood still; over their medians in "
-            "the grid they took "
+            f"{profile.description} Fitted: those step times, measured on this machine ({hardware}) before the runs "
+            "and between their steps, never from them. Given: acceptance, a bank of the target's own answers to the "
+            "questions served, and each repeat's arrivals, which engine and simulator share, and the machine's pace "
+            "during a run: steps of the grid, no request of the run in them, one a second while its clock stood still; "
+            "over their medians of the whole session they took "
             f"{min(paces):.2f} to {max(paces):.2f} times as long (quartiles {_quartiles(paces)}). "
             f"Predicted: everything below. A run is {plan.horizon_s:g} s, idle time being skipped; "
             f"repeats: {repeats}; {minutes:.0f} minutes in all, of {plan.minutes:g} allowed. An error is the mean over "

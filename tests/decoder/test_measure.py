@@ -280,6 +280,21 @@ def test_the_time_between_steps_is_what_the_driver_s_loop_takes(writing_s):
     assert engine.pool.free == engine.pool.blocks
 
 
+def test_single_visits_give_every_point_its_turn():
+    engine = engine_of(transformer(), drafter_of("dspark_rnn"), Fixed(k=4), clock=Seconds())
+    points = [Point(1, length, context) for length in (0, 2, 4) for context in (4, 8)]
+    visits = Visits(engine, points, steps=2, seed=1)
+    rounds = [[visits.visit_next() for _ in points] for _ in range(3)]
+    orders = [[point for point, _ in found] for found in rounds]
+    assert all(sorted(order) == sorted(points) for order in orders)
+    assert len({tuple(order) for order in orders}) > 1
+    # One sample a visit: that of the step after the one of warm-up.
+    for point in points:
+        assert visits.samples[point].step_s == [seconds for found in rounds for at, seconds in found if at == point]
+    assert visits.passes == 0
+    assert engine.journal.steps == []
+
+
 @pytest.mark.parametrize("limit_s, repeats", ((0.0, 3), (1e9, 6)))
 def test_repeats_that_would_end_too_late_are_left_out(limit_s, repeats):
     engine = engine_of(transformer(), drafter_of("dspark_rnn"), Fixed(k=4), clock=Seconds())
