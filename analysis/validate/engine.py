@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.validate.engine_pace import PaceReader, at_pace
+from analysis.validate.engine_pace import PaceReader, at_pace, pace_of
 from analysis.validate.engine_pairs import Pair
 from analysis.validate.engine_report import make_report
 from analysis.validate.rungs import Report, Settings
@@ -347,7 +347,8 @@ class Trial:
 
     def _predict(self, run: Run) -> None:
         """Predict a run from the profile as it is now."""
-        pace = 1.0 if run.reader is None else run.reader.pace
+        readers = [one.reader for one in self.runs if one.reader is not None]
+        pace = 1.0 if run.reader is None else pace_of(run.reader, readers)
         then = self.profile.with_name("profile_at_pace.json")
         save_profile(at_pace(load_profile(self.profile), pace), then)
         work = work_of(self.plan, then, run.arrivals, run.policies, self.seed)

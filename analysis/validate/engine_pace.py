@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from profiles.schema import Profile
 
@@ -49,13 +51,26 @@ class PaceReader:
         self.clock.leave_out(time.perf_counter() - began_s)
 
     @property
-    def pace(self) -> float:
-        """Seconds that steps took for each second of their medians, of all visits so far; 1 where nothing was read.
-
-        A mean: a run lasts as long as the sum of its steps, the slow ones of an unquiet machine included.
-        """
+    def ratios(self) -> NDArray[np.float64]:
+        """Seconds of each reference step over the median of all visits to its point so far."""
         samples = self.visits.samples
-        return float(np.mean([s / np.median(samples[point].step_s) for point, s in self.seen])) if self.seen else 1.0
+        return np.array([step_s / np.median(samples[point].step_s) for point, step_s in self.seen], np.float64)
+
+    @property
+    def level(self) -> float:
+        """The median of `ratios`; 1 where nothing was read."""
+        return float(np.median(self.ratios)) if self.seen else 1.0
+
+
+def pace_of(reader: PaceReader, readers: Sequence[PaceReader]) -> float:
+    """Return how many seconds steps took during a run for each second of their medians in the grid.
+
+    A run lasts as long as the sum of its steps, the slow ones of an unquiet machine included, so a mean is wanted. But
+    one pause of the machine among a run's few reference steps would say too much. So a run has a level of its own, and
+    by how much a mean step exceeds that is taken from ``readers``, those of all runs.
+    """
+    found = [one.ratios / one.level for one in readers if one.seen]
+    return reader.level * float(np.concatenate(found).mean()) if found else 1.0
 
 
 def at_pace(profile: Profile, pace: float) -> Profile:

@@ -6,6 +6,7 @@ import math
 import re
 import shlex
 import time
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 
 from analysis.validate import engine as rung
 from analysis.validate.command import main
-from analysis.validate.engine_pace import PaceReader, at_pace
+from analysis.validate.engine_pace import PaceReader, at_pace, pace_of
 from analysis.validate.engine_pairs import Pair, noise
 from analysis.validate.engine_report import COMPARED, make_report
 from decoder import measure
@@ -347,16 +348,34 @@ def test_the_pace_is_read_once_a_second_and_the_run_does_not_see_it(monkeypatch)
 
     clock, visits = WallClock(), Found()
     reader = PaceReader(visits, clock)
-    assert reader.pace == 1.0
+    assert reader.level == pace_of(reader, [reader]) == 1.0
     clock.restart()
     for later_s in (0.1, 0.8, 0.3, 0.9, 0.2):
         now[0] += later_s
         reader(clock())
     assert next(steps, None) is None
-    assert reader.pace == pytest.approx((1.1 + 1.3 + 2.0) / 3)
+    assert reader.ratios == pytest.approx([1.1, 1.3, 2.0])
+    assert reader.level == pytest.approx(1.3)
     assert clock() == pytest.approx(0.1 + 0.8 + 0.3 + 0.9 + 0.2)
     visits.samples[long].step_s += [5.2] * 4
-    assert reader.pace == pytest.approx((1.1 + 1.0 + 2.0) / 3)
+    assert reader.ratios == pytest.approx([1.1, 1.0, 2.0])
+
+
+def test_a_pause_of_the_machine_counts_but_not_for_its_own_run_alone():
+    """Of twenty runs, at levels of their own, each fifth step takes half as long again, and one step very much."""
+    rng = np.random.default_rng(0)
+    levels = rng.uniform(0.8, 1.3, 20)
+
+    def read(level, n):
+        reader = PaceReader(SimpleNamespace(samples={"p": Samples([1.0] * 3)}), WallClock())
+        reader.seen = [("p", level * (1.5 if k % 5 == 0 else 1.0)) for k in range(20)]
+        if n == 3:
+            reader.seen[7] = ("p", 40.0 * level)
+        return reader
+
+    readers = [read(level, n) for n, level in enumerate(levels)]
+    mean = 1.1 + 39 / 400
+    assert [pace_of(reader, readers) for reader in readers] == pytest.approx((levels * mean).tolist())
 
 
 def test_the_bank_is_of_the_questions_that_are_served():
