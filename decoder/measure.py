@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from decoder.measuring import DISTURBED, LISTS, Measuring, asked, table_of
+from decoder.measuring import DISTURBED, LISTS, Measuring, asked, graph_faults, table_of
 from profiles.errors import Fault, InputError, exit_code_of
 
 if TYPE_CHECKING:
@@ -134,11 +134,7 @@ def _check(options: argparse.Namespace) -> None:
         for name in ("requests", "contexts", "prompts")
         if not numbers[name]
     ]
-    over = [size for size in numbers["graph_sizes"] if size > options.max_batch_tokens]
-    if over:
-        faults.append(
-            Fault(f"{over[0]} has no effect: no step exceeds {options.max_batch_tokens} tokens", key="--graph-sizes")
-        )
+    faults += graph_faults(numbers["graph_sizes"], options.max_batch_tokens)
     if options.shape is None and options.draft_length is not None:
         faults.append(Fault("has no effect without --shape: a drafter has its own block", key="--draft-length"))
     if options.shape is not None and options.drafter is not None:

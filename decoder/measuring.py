@@ -30,10 +30,11 @@ LISTS = {"requests": 1, "contexts": 1, "prompts": 1, "graph_sizes": 1, "lengths"
 
 def asked(options: argparse.Namespace, name: str) -> list[int]:
     """Return a list of the options; raises `InputError` where it is none."""
-    return _numbers(getattr(options, name), f"--{name.replace('_', '-')}", LISTS[name])
+    return numbers_of(getattr(options, name), f"--{name.replace('_', '-')}", LISTS[name])
 
 
-def _numbers(text: str | None, key: str, least: int) -> list[int]:
+def numbers_of(text: str | None, key: str, least: int) -> list[int]:
+    """Return whole numbers that rise, from text with commas between; raises `InputError`, which names ``key``."""
     if not text:
         return []
     try:
@@ -43,6 +44,13 @@ def _numbers(text: str | None, key: str, least: int) -> list[int]:
     if values != sorted(set(values)) or values[0] < least:
         raise InputError(Fault(f"expected numbers of at least {least} that rise (got '{text}')", key=key))
     return values
+
+
+def graph_faults(sizes: Sequence[int], max_batch_tokens: int) -> list[Fault]:
+    """Return a fault where a graph would be larger than any pass."""
+    told = "{} has no effect: no step exceeds {} tokens"
+    over = [size for size in sizes if size > max_batch_tokens]
+    return [Fault(told.format(size, max_batch_tokens), key="--graph-sizes") for size in over[:1]]
 
 
 class Measuring:

@@ -31,7 +31,7 @@ The file is the simulator's: arrivals, lengths, limits, memory, prefill and poli
 load-aware policies believe a step costs; the clock is the wall's. Results have the simulator's columns, table and
 plots, so that `python -m sim.run` of the same file lies beside them. Prompts are of the lab's domains, cut or joined to
 the lengths that the scenario draws; each output ends where the scenario says, which the engine does not know."""
-EXAMPLE = "python -m decoder.serve my_load.yaml --target smollm2 --drafter dspark --out runs/my_load-engine"
+EXAMPLE = "python -m decoder.serve scenarios/smollm2_engine.yaml --drafter dspark"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -90,11 +90,16 @@ class Plant:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.scenario is None:
+        raise InputError(
+            Fault("missing: a scenario file of one replica, for example scenarios/smollm2_engine.yaml", "SCENARIO")
+        )
     scenario, document = scenario_of(options)
     out = Path("runs") / f"{scenario.name}-engine" if options.out is None else Path(options.out)
     if options.json is not None:
         check_json(options.json, out)
     check_scenario(scenario)
+    sizes = _graph_sizes(options, scenario)
     # Imports wait until here so that --help answers at once.
     from tqdm import tqdm
 
@@ -109,7 +114,7 @@ def _run(options: argparse.Namespace) -> int:
     cells = work.cells()
     ready = {(cell.point, cell.replication): prepare(work, cell.point, cell.replication) for cell in cells}
     domains = sorted({domain for one in ready.values() for domain in one.traffic.domains})
-    plant = _plant(options, scenario, domains)
+    plant = _plant(options, scenario, domains, sizes)
     journals = out.with_name(f"{out.name}.rows")
     results = []
     with new_folder(out) as folder:
@@ -156,7 +161,24 @@ def check_scenario(scenario: Scenario) -> None:
         raise InputError(*faults)
 
 
-def _plant(options: argparse.Namespace, scenario: Scenario, domains: Sequence[str]) -> Plant:
+def _graph_sizes(options: argparse.Namespace, scenario: Scenario) -> list[int]:
+    """Return the sizes asked for, with every number among the options checked before models are read."""
+    from decoder.measuring import graph_faults, numbers_of
+
+    sizes = numbers_of(options.graph_sizes, "--graph-sizes", 1)
+    faults = graph_faults(sizes, scenario.fleet.max_batch_tokens)
+    for name, least in (("threads", 1), ("texts", 1), ("temperature", 0)):
+        value = getattr(options, name)
+        if value is not None and not (least <= value < float("inf")):
+            faults.append(Fault(f"expected at least {least} (got {value})", key=f"--{name}"))
+    if faults:
+        raise InputError(*faults)
+    return sizes
+
+
+def _plant(
+    options: argparse.Namespace, scenario: Scenario, domains: Sequence[str], graph_sizes: Sequence[int]
+) -> Plant:
     import torch
 
     from decoder.bank import named
@@ -169,8 +191,6 @@ def _plant(options: argparse.Namespace, scenario: Scenario, domains: Sequence[st
     from decoder.target import load_target
 
     if options.threads is not None:
-        if options.threads < 1:
-            raise InputError(Fault(f"expected at least 1 (got {options.threads})", key="--threads"))
         torch.set_num_threads(options.threads)
     device = check_device(options.device)
     sampling = Sampling(temperature=options.temperature)
@@ -196,8 +216,7 @@ def _plant(options: argparse.Namespace, scenario: Scenario, domains: Sequence[st
     for drafter in (None, *drafters.values()):
         pack_models(target, drafter)
     prompts = _prompts(options, target, folder, domains)
-    sizes = [int(part) for part in options.graph_sizes.split(",")] if options.graph_sizes else []
-    return Plant(target, drafters, temperatures, prompts, sampling, sizes)
+    return Plant(target, drafters, temperatures, prompts, sampling, graph_sizes)
 
 
 def _prompts(options: argparse.Namespace, target: HfTarget, folder: Path, domains: Sequence[str]) -> Prompts:

@@ -35,6 +35,8 @@ def find_profile(name: str, beside: Path | None = None) -> Path:
         return next((path for path in candidates if path.exists()), candidates[0])
     if name in known_profiles():
         return SHIPPED / f"{name}.json"
+    if Path(name).is_file():
+        raise ProfileError(Fault("is no profile: expected a file whose name ends in .json", name))
     raise ProfileError(
         Fault(f"unknown profile '{name}'; {known_text(name, known_profiles())}, or a path that ends in .json")
     )

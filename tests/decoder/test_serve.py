@@ -8,7 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from decoder.checkpoint import save_net
-from decoder.serve import main
+from decoder.serve import check_scenario, main
+from profiles.files import SHIPPED
+from sim.loading import load_scenario
 from sim.records import REQUEST_COLUMNS, STEP_COLUMNS
 from sim.run import main as simulate
 from tests.decoder.engines import drafter_of, transformer
@@ -82,12 +84,26 @@ def test_a_scenario_runs_on_the_engine(made, tmp_path, capsys):
         (["--drafter", "x"], "no such folder|neither"),
         (["--calibration", "mtp=x"], "--calibration: expected NAME=FILE, a drafter's name first"),
         (["--threads", "0"], r"--threads: expected at least 1 \(got 0\)"),
+        (["--texts", "0"], r"--texts: expected at least 1 \(got 0\)"),
+        (["--temperature", "-1"], r"--temperature: expected at least 0 \(got -1\.0\)"),
+        (["--temperature", "nan"], r"--temperature: expected at least 0 \(got nan\)"),
+        (["--graph-sizes", "a,b"], r"--graph-sizes: expected whole numbers with commas between \(got 'a,b'\)"),
+        (["--graph-sizes", "8,4"], r"--graph-sizes: expected numbers of at least 1 that rise \(got '8,4'\)"),
+        (["--graph-sizes", "0"], r"--graph-sizes: expected numbers of at least 1 that rise \(got '0'\)"),
+        (["--graph-sizes", "1,65"], r"--graph-sizes: 65 has no effect: no step exceeds 64 tokens"),
     ),
 )
 def test_what_does_not_fit_is_said(made, tmp_path, capsys, more, message):
     assert main(arguments(made, "--out", str(tmp_path / "run"), *more)) == 2
     assert re.search(message, capsys.readouterr().err)
     assert not list(tmp_path.iterdir())
+
+
+def test_without_a_scenario_one_is_named_that_it_can_serve(capsys):
+    assert main([]) == 2
+    assert "SCENARIO: missing: a scenario file of one replica" in capsys.readouterr().err
+    scenario, _ = load_scenario(SHIPPED.parent / "scenarios" / "smollm2_engine.yaml")
+    check_scenario(scenario)
 
 
 def test_a_drafter_that_policies_need_must_be_given(made, tmp_path, capsys):

@@ -247,6 +247,13 @@ def test_unknown_name_lists_the_known() -> None:
     assert str(fault.value) == f"unknown profile 'paper/v4_flsh'; {hint} known: {known}, or a path that ends in .json"
 
 
+def test_a_file_that_is_no_profile_is_not_taken_for_a_name(tmp_path):
+    bank = tmp_path / "bank.npz"
+    bank.write_bytes(b"")
+    with pytest.raises(ProfileError, match=r"bank\.npz: is no profile: expected a file whose name ends in \.json$"):
+        find_profile(str(bank))
+
+
 def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
     first = tmp_path / "p.json"
     first.write_text(TEXT)
