@@ -30,11 +30,10 @@ LISTS = {"requests": 1, "contexts": 1, "prompts": 1, "graph_sizes": 1, "lengths"
 
 def asked(options: argparse.Namespace, name: str) -> list[int]:
     """Return a list of the options; raises `InputError` where it is none."""
-    return numbers_of(getattr(options, name), f"--{name.replace('_', '-')}", LISTS[name])
+    return _numbers(getattr(options, name), f"--{name.replace('_', '-')}", LISTS[name])
 
 
-def numbers_of(text: str | None, key: str, least: int) -> list[int]:
-    """Return whole numbers that rise, from text with commas between; raises `InputError`, which names ``key``."""
+def _numbers(text: str | None, key: str, least: int) -> list[int]:
     if not text:
         return []
     try:
@@ -48,9 +47,10 @@ def numbers_of(text: str | None, key: str, least: int) -> list[int]:
 
 def graph_faults(sizes: Sequence[int], max_batch_tokens: int) -> list[Fault]:
     """Return a fault where a graph would be larger than any pass."""
-    told = "{} has no effect: no step exceeds {} tokens"
     over = [size for size in sizes if size > max_batch_tokens]
-    return [Fault(told.format(size, max_batch_tokens), key="--graph-sizes") for size in over[:1]]
+    if not over:
+        return []
+    return [Fault(f"{over[0]} has no effect: no step exceeds {max_batch_tokens} tokens", key="--graph-sizes")]
 
 
 class Measuring:

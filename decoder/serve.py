@@ -90,16 +90,14 @@ class Plant:
 
 
 def _run(options: argparse.Namespace) -> int:
-    if options.scenario is None:
-        raise InputError(
-            Fault("missing: a scenario file of one replica, for example scenarios/smollm2_engine.yaml", "SCENARIO")
-        )
-    scenario, document = scenario_of(options)
+    scenario, document = scenario_of(
+        options, wanted="a scenario file of one replica, for example scenarios/smollm2_engine.yaml"
+    )
     out = Path("runs") / f"{scenario.name}-engine" if options.out is None else Path(options.out)
     if options.json is not None:
         check_json(options.json, out)
     check_scenario(scenario)
-    sizes = _graph_sizes(options, scenario)
+    _check_numbers(options, scenario)
     # Imports wait until here so that --help answers at once.
     from tqdm import tqdm
 
@@ -114,7 +112,7 @@ def _run(options: argparse.Namespace) -> int:
     cells = work.cells()
     ready = {(cell.point, cell.replication): prepare(work, cell.point, cell.replication) for cell in cells}
     domains = sorted({domain for one in ready.values() for domain in one.traffic.domains})
-    plant = _plant(options, scenario, domains, sizes)
+    plant = _plant(options, scenario, domains)
     journals = out.with_name(f"{out.name}.rows")
     results = []
     with new_folder(out) as folder:
@@ -161,24 +159,20 @@ def check_scenario(scenario: Scenario) -> None:
         raise InputError(*faults)
 
 
-def _graph_sizes(options: argparse.Namespace, scenario: Scenario) -> list[int]:
-    """Return the sizes asked for, with every number among the options checked before models are read."""
-    from decoder.measuring import graph_faults, numbers_of
+def _check_numbers(options: argparse.Namespace, scenario: Scenario) -> None:
+    """Raise `InputError` for numbers among the options that cannot be, before models are read."""
+    from decoder.measuring import asked, graph_faults
 
-    sizes = numbers_of(options.graph_sizes, "--graph-sizes", 1)
-    faults = graph_faults(sizes, scenario.fleet.max_batch_tokens)
+    faults = graph_faults(asked(options, "graph_sizes"), scenario.fleet.max_batch_tokens)
     for name, least in (("threads", 1), ("texts", 1), ("temperature", 0)):
         value = getattr(options, name)
-        if value is not None and not (least <= value < float("inf")):
+        if value is not None and not value >= least:
             faults.append(Fault(f"expected at least {least} (got {value})", key=f"--{name}"))
     if faults:
         raise InputError(*faults)
-    return sizes
 
 
-def _plant(
-    options: argparse.Namespace, scenario: Scenario, domains: Sequence[str], graph_sizes: Sequence[int]
-) -> Plant:
+def _plant(options: argparse.Namespace, scenario: Scenario, domains: Sequence[str]) -> Plant:
     import torch
 
     from decoder.bank import named
@@ -186,6 +180,7 @@ def _plant(
     from decoder.checkpoint import load_drafter
     from decoder.lab.targets import target_folder
     from decoder.loading import TORCH_DTYPES, check_device
+    from decoder.measuring import asked
     from decoder.packed import pack_models
     from decoder.sampling import Sampling
     from decoder.target import load_target
@@ -216,7 +211,7 @@ def _plant(
     for drafter in (None, *drafters.values()):
         pack_models(target, drafter)
     prompts = _prompts(options, target, folder, domains)
-    return Plant(target, drafters, temperatures, prompts, sampling, graph_sizes)
+    return Plant(target, drafters, temperatures, prompts, sampling, asked(options, "graph_sizes"))
 
 
 def _prompts(options: argparse.Namespace, target: HfTarget, folder: Path, domains: Sequence[str]) -> Prompts:

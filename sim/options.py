@@ -31,14 +31,18 @@ def add_scenario_options(parser: argparse.ArgumentParser) -> None:
 
 
 def scenario_of(
-    options: argparse.Namespace, vary: Sequence[str] = (), replications: int | None = None
+    options: argparse.Namespace,
+    vary: Sequence[str] = (),
+    replications: int | None = None,
+    wanted: str = "a scenario file, for example scenarios/flash_peak.yaml",
 ) -> tuple[Scenario, Document]:
     """Load the scenario that the options name and change; raises `InputError`.
 
-    ``vary``: axes to sweep; ``replications``: how many where neither file nor option says.
+    ``vary``: axes to sweep; ``replications``: how many where neither file nor option says; ``wanted``: what is said to
+    be missing where no file is named.
     """
     if options.scenario is None:
-        raise InputError(Fault("missing: a scenario file, for example scenarios/flash_peak.yaml", "SCENARIO"))
+        raise InputError(Fault(f"missing: {wanted}", "SCENARIO"))
     from sim.loading import load_scenario, with_policies
 
     given = [(f"--{key}", key, getattr(options, key)) for key in ("seed", "replications")]
