@@ -86,15 +86,16 @@ class Measuring:
 
     def write(self) -> tuple[Profile, dict[str, Any]]:
         """Fit what was sampled so far, and write the profile; returns it, and what the table and --json show."""
-        from decoder.step_times import fit, fit_prefill, loop_gaps_s
+        from decoder.step_times import fit, fit_prefill, levelled, loop_gaps_s
         from profiles.files import save_profile
 
         options = self._options
         gaps_s = loop_gaps_s(self._engine, _middle(options).requests, LOOP_STEPS)
-        decoding = {point: self.visits.samples[point] for point in self._decoding}
-        prefill = {point: self.visits.samples[point] for point in self._prompts}
+        samples = levelled(self.visits.samples)
+        decoding = {point: samples[point] for point in self._decoding}
+        prefill = {point: samples[point] for point in self._prompts}
         fitted = fit(decoding)
-        report = _report(self.visits, fitted, fit_prefill(prefill, fitted), gaps_s)
+        report = _report(self.visits, samples, fitted, fit_prefill(prefill, fitted), gaps_s)
         if options.roofline:
             report["roofline"] = _roofline(self._target, decoding)
         profile = _profile(options, self._command, self._target, self._drafter, self._engine, decoding, fitted, report)
@@ -206,13 +207,16 @@ def device_clock(device: Any) -> Callable[[], float]:
 
 def _report(
     visits: Visits,
+    samples: dict[Point, Samples],
     fitted: Fit,
     prefill: PrefillFit,
     gaps_s: Any,
 ) -> dict[str, Any]:
+    """Return what was found. Medians are of ``samples``, levelled; spreads are of what was visited, as it was."""
     from decoder.step_times import spread
 
     residuals = fitted.residuals | prefill.residuals
+    raw = visits.samples
     rows = [
         {
             "requests": point.requests,
@@ -222,12 +226,12 @@ def _report(
             "batch_tokens": point.batch_tokens,
             "samples": len(found.step_s),
             "target_s": float(np.median(found.target_s)),
-            "target_spread": spread(found.target_s),
+            "target_spread": spread(raw[point].target_s),
             "draft_s": float(np.median(found.draft_s)),
-            "draft_spread": spread(found.draft_s) if np.median(found.draft_s) > 0 else None,
+            "draft_spread": spread(raw[point].draft_s) if np.median(found.draft_s) > 0 else None,
             "fitted_over_measured": 1 + residuals[point],
         }
-        for point, found in sorted(visits.samples.items())
+        for point, found in sorted(samples.items())
     ]
     return {
         "points": rows,
@@ -288,8 +292,8 @@ def _profile(
 
     least, most = (fold(row["samples"] for row in report["points"]) for fold in (min, max))
     repeats = (
-        f"medians of {least if least == most else f'{least} to {most}'} steps a point; "
-        f"half IQR {report['spread']:.1%} of a median"
+        f"medians of {least if least == most else f'{least} to {most}'} steps a point, each held to the pace of its "
+        f"pass; half IQR as they were {report['spread']:.1%} of a median"
     )
     parts = (
         f"verify(batch tokens) + a requests + c cached tokens, least squares over {len(decoding)} measured steps: "

@@ -2,14 +2,15 @@
 
 The engine itself is timed, with all it does in a step: requests are put into it as if they had come so far (a time does
 not depend on what the cache holds), a step is run, and they are put back. Repeats go over the whole grid, in an order
-drawn anew each time, so that a machine that drifts or is disturbed shows as spread and not as a slope.
+drawn anew each time, so that a machine that drifts or is disturbed shows as spread and not as a slope; and what a whole
+pass took longer than others is taken out before medians are (`levelled`).
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,6 +30,8 @@ from sim.workload.base import RequestTable
 Floats = NDArray[np.float64]
 #: Fewer repeats tell nothing of their spread.
 LEAST_REPEATS = 3
+#: Rounds of medians at most; they settle after a few.
+POLISHES = 50
 #: Tokens that requests hold; any will do.
 _TOKEN = 1
 
@@ -53,10 +56,14 @@ class Point:
 
 @dataclass(slots=True)
 class Samples:
-    """Seconds of repeats of one point: of the whole step, and of drafting in it."""
+    """Seconds of repeats of one point: of the whole step, and of drafting in it.
+
+    ``stretches``: the stretch of time that each is of, see `paces_of`.
+    """
 
     step_s: list[float] = field(default_factory=list)
     draft_s: list[float] = field(default_factory=list)
+    stretches: list[int] = field(default_factory=list)
 
     @property
     def target_s(self) -> Floats:
@@ -84,6 +91,43 @@ def spread(values: Sequence[float] | Floats) -> float:
     """Return half the interquartile range over the median."""
     low, middle, high = np.percentile(values, [25, 50, 75])
     return float((high - low) / 2 / middle)
+
+
+def paces_of(samples: Mapping[Point, Samples]) -> dict[int, float]:
+    """Return how many times as long as usual steps took in each stretch of time; the median sample's stretch has 1.
+
+    A machine that others use is slow for minutes. Points are not all visited in the same minutes, and the median of a
+    point's samples may lie among its slow ones where another's lies among its fast ones. So the logarithms of whole
+    steps are taken apart into what a point takes and what a stretch adds, by medians in turn (median polish, Tukey,
+    Exploratory Data Analysis, 1977, chapter 11).
+    """
+    logs = np.log(np.concatenate([found.step_s for found in samples.values()]))
+    point = np.repeat(np.arange(len(samples)), [len(found.step_s) for found in samples.values()])
+    names, stretch = np.unique(np.concatenate([found.stretches for found in samples.values()]), return_inverse=True)
+    of_point = [np.flatnonzero(point == at) for at in range(len(samples))]
+    of_stretch = [np.flatnonzero(stretch == at) for at in range(len(names))]
+    added = np.zeros(len(names))
+    for _ in range(POLISHES):
+        left = logs - added[stretch]
+        left = logs - np.array([np.median(left[own]) for own in of_point])[point]
+        before, added = added, np.array([np.median(left[own]) for own in of_stretch])
+        added -= np.median(added[stretch])
+        if np.abs(added - before).max() < 1e-6:
+            break
+    return dict(zip(names.tolist(), np.exp(added).tolist(), strict=True))
+
+
+def levelled(samples: Mapping[Point, Samples]) -> dict[Point, Samples]:
+    """Return samples as they would have been, had all stretches of time been as slow as the median one."""
+    paces = paces_of(samples)
+
+    def at_one(seconds: Sequence[float], stretches: Sequence[int]) -> list[float]:
+        return [value / paces[stretch] for value, stretch in zip(seconds, stretches, strict=True)]
+
+    return {
+        point: Samples(at_one(one.step_s, one.stretches), at_one(one.draft_s, one.stretches), one.stretches)
+        for point, one in samples.items()
+    }
 
 
 def run_point(engine: Engine, point: Point, steps: int) -> Samples:
@@ -178,7 +222,8 @@ def _put_prompt(engine: Engine, tokens: int) -> None:
 class Visits:
     """Samples of points, gathered pass by pass: each visits every point once, for ``steps`` steps after one of warm-up.
 
-    ``seed``: of the order of each pass. ``took_s``: by the engine's clock, `visit_next` included.
+    ``seed``: of the order of each pass. ``took_s``: by the engine's clock, `visit_next` included. A pass is a stretch
+    of time of its own (`paces_of`); of single visits `begin_stretch` says when one begins.
     """
 
     engine: Engine
@@ -188,6 +233,7 @@ class Visits:
     samples: dict[Point, Samples] = field(default_factory=lambda: defaultdict(Samples))
     passes: int = 0
     took_s: float = 0.0
+    _stretch: int = -1
     _ahead: Iterator[Point] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -196,10 +242,15 @@ class Visits:
 
     def again(self, on_point: Callable[[], None] = lambda: None) -> None:
         """Visit every point once more."""
+        self.begin_stretch()
         for at in np.random.default_rng((self.seed, self.passes)).permutation(len(self.points)):
             self._visit(self.points[at], self.steps)
             on_point()
         self.passes += 1
+
+    def begin_stretch(self) -> None:
+        """Tell visits from now on apart from those before."""
+        self._stretch += 1
 
     def visit_next(self) -> tuple[Point, float]:
         """Visit one point, for one step after one of warm-up; return the point and the step's seconds.
@@ -212,8 +263,10 @@ class Visits:
     def _visit(self, point: Point, steps: int) -> list[float]:
         began_s = self.engine.clock()
         once = run_point(self.engine, point, steps + 1)
-        for name in ("step_s", "draft_s"):
-            getattr(self.samples[point], name).extend(getattr(once, name)[1:])
+        samples = self.samples[point]
+        samples.step_s += once.step_s[1:]
+        samples.draft_s += once.draft_s[1:]
+        samples.stretches += [self._stretch] * steps
         self.engine.journal.steps.clear()
         self.took_s += self.engine.clock() - began_s
         return once.step_s[1:]

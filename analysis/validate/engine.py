@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.validate.engine_pace import PaceReader, at_pace, pace_of
+from analysis.validate.engine_pace import PaceReader, at_pace, paces_of_runs
 from analysis.validate.engine_pairs import Pair
 from analysis.validate.engine_report import make_report
 from analysis.validate.rungs import Report, Settings
@@ -42,7 +42,7 @@ from sim.scenario import label_of
 if TYPE_CHECKING:
     from decoder.measuring import Measuring
     from decoder.serve import Plant
-    from decoder.step_times import Visits
+    from decoder.step_times import Point, Visits
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +68,9 @@ SETTING_UP_S = 1.0
 #: Passes over the grid of steps before anything is served; what is only a first look makes the fewest. After three on
 #: an unquiet machine the parts were up to 23 % off a measured step (2026-12-03).
 PASSES = 6
-#: What reading the machine's pace adds to a run, about: each second two steps of 100 ms (AVX2, 2026-12-03).
-READING = 0.2
+#: What reading the machine's pace adds to a run, about: two steps of the grid to eight of the run's, which are shorter
+#: (AVX2, 2026-12-03).
+READING = 0.3
 #: Spread of output lengths: standard deviation of their logarithm.
 SIGMA = 0.5
 #: `dspark_async` that looks back further than any run lasts keeps to its first budget.
@@ -249,13 +250,13 @@ def loads_of(plan: Plan, profile: Path, seed: int) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One repeat of one pair, as it was served: enough to predict it. ``reader``: None where no pace was read."""
+    """One repeat of one pair, as it was served: enough to predict it. ``seen``: see `PaceReader`."""
 
     pair: Pair
     cell: Cell
     arrivals: str
     policies: Sequence[str]
-    reader: PaceReader | None
+    seen: Sequence[tuple[Point, float]]
 
 
 @dataclass(slots=True)
@@ -289,8 +290,7 @@ class Trial:
         for run in self.runs:
             run.pair.predicted.clear()
             run.pair.paces.clear()
-        for run in self.runs:
-            self._predict(run)
+        self._predict(len(self.runs))
         self.on_run(self)
 
     def _run(self, loads: Mapping[str, str]) -> None:
@@ -342,19 +342,22 @@ class Trial:
         clock = WallClock(skips_idle=True)
         reader = PaceReader(self.visits, clock) if self.visits is not None else None
         pair.observed.append(serve_cell(self.plant, ready, cell, work, clock=clock, on_progress=reader).metrics)
-        self.runs.append(Run(pair, cell, arrivals, policies, reader))
-        self._predict(self.runs[-1])
+        self.runs.append(Run(pair, cell, arrivals, policies, reader.seen if reader is not None else ()))
+        self._predict(1)
         self.on_run(self)
 
-    def _predict(self, run: Run) -> None:
-        """Predict a run from the profile as it is now."""
-        readers = [one.reader for one in self.runs if one.reader is not None]
-        pace = 1.0 if run.reader is None else pace_of(run.reader, readers)
+    def _predict(self, count: int) -> None:
+        """Predict the last ``count`` runs from the profile as it is now."""
+        from decoder.step_times import levelled
+
+        samples = levelled(self.visits.samples) if self.visits is not None else {}
+        paces = paces_of_runs([run.seen for run in self.runs], samples)
         then = self.profile.with_name("profile_at_pace.json")
-        save_profile(at_pace(load_profile(self.profile), pace), then)
-        work = work_of(self.plan, then, run.arrivals, run.policies, self.seed)
-        run.pair.paces.append(pace)
-        run.pair.predicted.append(run_cell(work, run.cell).metrics)
+        for run, pace in list(zip(self.runs, paces, strict=True))[-count:]:
+            save_profile(at_pace(load_profile(self.profile), pace), then)
+            work = work_of(self.plan, then, run.arrivals, run.policies, self.seed)
+            run.pair.paces.append(pace)
+            run.pair.predicted.append(run_cell(work, run.cell).metrics)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return every repeat of every run as plain data."""

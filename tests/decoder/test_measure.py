@@ -1,6 +1,7 @@
 """Step times: what is measured is the engine's own step; what is fitted adds up; what is wrong is said."""
 
 import json
+import math
 import re
 
 import numpy as np
@@ -18,7 +19,9 @@ from decoder.step_times import (
     fit,
     fit_prefill,
     grid,
+    levelled,
     loop_gaps_s,
+    paces_of,
     run_point,
     spread,
 )
@@ -307,3 +310,63 @@ def test_repeats_that_would_end_too_late_are_left_out(limit_s, repeats):
     visits.again()
     assert len(visits.samples[point].step_s) == 2 * (repeats + 1)
     assert visits.took_s == pytest.approx(before_s * (repeats + 1) / repeats)
+
+
+def test_each_pass_and_each_run_of_visits_is_a_stretch_of_its_own():
+    engine = engine_of(transformer(), drafter_of("dspark_rnn"), Fixed(k=4), clock=Seconds())
+    points = [Point(1, length, 4) for length in (0, 2)]
+    visits = Visits(engine, points, steps=2)
+    visits.again()
+    for _ in range(2):
+        visits.begin_stretch()
+        visits.visit_next()
+    visits.again()
+    found = [visits.samples[point] for point in points]
+    assert sorted(stretch for one in found for stretch in one.stretches) == [0] * 4 + [1, 2] + [3] * 4
+    assert all(len(one.step_s) == len(one.draft_s) == len(one.stretches) for one in found)
+
+
+def visited(rng, points, stretches, noise=0.0):
+    """Points' seconds (drafting a tenth), by the pace of each stretch and how often each point is visited in it."""
+    samples = {point: Samples() for point in points}
+    for stretch, (pace, times) in enumerate(stretches):
+        for point, seconds in points.items():
+            for _ in range(times[point]):
+                step_s = pace * seconds * math.exp(noise * rng.normal())
+                samples[point].step_s.append(step_s)
+                samples[point].draft_s.append(0.1 * step_s)
+                samples[point].stretches.append(stretch)
+    return samples
+
+
+def test_points_visited_at_different_times_are_held_to_one_pace():
+    """Half of one point's visits are at a slow time and most of the other's at a fast one; plain medians are off."""
+    rng = np.random.default_rng(0)
+    one, other = Point(1, 0, 80), Point(0, 0, 0, 64)
+    points = {one: 0.1, other: 0.2, **{Point(2, length, 80): 0.1 + 0.01 * length for length in range(6)}}
+    paces = [1.3, 1.3, 0.9, 1.0, 0.8]
+    few = [dict.fromkeys(points, 4), dict.fromkeys(points, 4), *(dict.fromkeys(points, 3) for _ in range(3))]
+    few[2][other] = few[4][other] = 9
+    few[0][other] = 1
+    samples = visited(rng, points, list(zip(paces, few, strict=True)))
+    assert np.median(samples[other].step_s) / np.median(samples[one].step_s) < 0.95 * 2
+    level = levelled(samples)
+    assert paces_of(samples) == pytest.approx(dict(enumerate(paces)))
+    for point, seconds in points.items():
+        np.testing.assert_allclose(level[point].step_s, seconds)
+        np.testing.assert_allclose(level[point].draft_s, 0.1 * seconds)
+        assert level[point].stretches == samples[point].stretches
+    # With noise, a pause among it, the paces are found to a few per cent.
+    samples = visited(rng, points, list(zip(paces, few, strict=True)), noise=0.1)
+    samples[one].step_s[0] *= 50
+    found = paces_of(samples)
+    np.testing.assert_allclose([found[at] for at in range(5)], paces, rtol=0.08)
+
+
+def test_a_pace_is_over_that_of_the_median_sample():
+    point = Point(1, 0, 80)
+    every = {point: Samples([1.0, 2.0, 2.0, 2.0, 5.0], [0.1] * 5, [0, 1, 1, 1, 2])}
+    assert paces_of(every) == pytest.approx({0: 0.5, 1: 1.0, 2: 2.5})
+    assert levelled(every)[point].step_s == pytest.approx([2.0] * 5)
+    alone = {point: Samples([1.0, 2.0], [0.1, 0.2], [4, 4])}
+    assert levelled(alone)[point].step_s == [1.0, 2.0]

@@ -6,8 +6,6 @@ import math
 import re
 import shlex
 import time
-from types import SimpleNamespace
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -15,7 +13,7 @@ import torch
 
 from analysis.validate import engine as rung
 from analysis.validate.command import main
-from analysis.validate.engine_pace import PaceReader, at_pace, pace_of
+from analysis.validate.engine_pace import EVERY_STEPS, PaceReader, at_pace, paces_of_runs
 from analysis.validate.engine_pairs import Pair, noise
 from analysis.validate.engine_report import COMPARED, make_report
 from decoder import measure
@@ -138,7 +136,8 @@ def test_the_command_measures_serves_and_writes(tmp_path, acceptance, monkeypatc
     # Three passes of two steps before all, and whatever was visited to read the pace: one step a run at least.
     note = load_profile(out / "profile.json").step_time.verify.provenance.note
     least, most = map(int, re.search(r"medians of (\d+) to (\d+) steps a point", note).groups())
-    assert 6 == least < most
+    assert 6 <= least <= most
+    assert most > 6
     assert "between steps" in (out / "profile.txt").read_text()
 
 
@@ -332,50 +331,51 @@ def test_an_option_of_another_rung_is_refused(options, said):
     assert str(refused.value) == said
 
 
-def test_the_pace_is_read_once_a_second_and_the_run_does_not_see_it(monkeypatch):
-    """It is of all visits' medians as they are in the end."""
+def test_the_pace_is_read_every_few_steps_and_the_run_does_not_see_it(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     short, long = Point(4, 0, 80), Point(0, 0, 0, 40)
     steps = iter(((short, 1.1), (long, 5.2), (short, 2.0)))
+    stretches = []
 
     class Found:
-        samples: ClassVar = {short: Samples([1.0] * 3), long: Samples([4.0] * 3)}
+        def begin_stretch(self):
+            stretches.append(now[0])
 
         def visit_next(self):
             now[0] += 0.5
             return next(steps)
 
-    clock, visits = WallClock(), Found()
-    reader = PaceReader(visits, clock)
-    assert reader.level == pace_of(reader, [reader]) == 1.0
+    clock = WallClock()
+    reader = PaceReader(Found(), clock)
     clock.restart()
-    for later_s in (0.1, 0.8, 0.3, 0.9, 0.2):
-        now[0] += later_s
+    for _ in range(2 * EVERY_STEPS + 1):
+        now[0] += 0.1
         reader(clock())
     assert next(steps, None) is None
-    assert reader.ratios == pytest.approx([1.1, 1.3, 2.0])
-    assert reader.level == pytest.approx(1.3)
-    assert clock() == pytest.approx(0.1 + 0.8 + 0.3 + 0.9 + 0.2)
-    visits.samples[long].step_s += [5.2] * 4
-    assert reader.ratios == pytest.approx([1.1, 1.0, 2.0])
+    assert reader.seen == [(short, 1.1), (long, 5.2), (short, 2.0)]
+    # The whole run is a stretch of time; what lies between runs is none of it.
+    assert len(stretches) == 1
+    assert clock() == pytest.approx(0.1 * (2 * EVERY_STEPS + 1))
+
+
+def test_a_pace_is_over_the_grid_s_medians():
+    short, long = Point(4, 0, 80), Point(0, 0, 0, 40)
+    samples = {short: Samples([1.0] * 3), long: Samples([4.0] * 3)}
+    assert paces_of_runs([], samples) == []
+    assert paces_of_runs([[], []], {}) == [1.0, 1.0]
+    seen = [(short, 1.3), (long, 5.2), (short, 1.3)]
+    assert paces_of_runs([seen, [], [(long, 3.2)]], samples) == pytest.approx([1.3, 1.0, 0.8])
 
 
 def test_a_pause_of_the_machine_counts_but_not_for_its_own_run_alone():
     """Of twenty runs, at levels of their own, each fifth step takes half as long again, and one step very much."""
-    rng = np.random.default_rng(0)
-    levels = rng.uniform(0.8, 1.3, 20)
-
-    def read(level, n):
-        reader = PaceReader(SimpleNamespace(samples={"p": Samples([1.0] * 3)}), WallClock())
-        reader.seen = [("p", level * (1.5 if k % 5 == 0 else 1.0)) for k in range(20)]
-        if n == 3:
-            reader.seen[7] = ("p", 40.0 * level)
-        return reader
-
-    readers = [read(level, n) for n, level in enumerate(levels)]
+    levels = np.random.default_rng(0).uniform(0.8, 1.3, 20)
+    point = Point(1, 0, 80)
+    runs = [[(point, level * (1.5 if k % 5 == 0 else 1.0)) for k in range(20)] for level in levels]
+    runs[3][7] = (point, 40.0 * levels[3])
     mean = 1.1 + 39 / 400
-    assert [pace_of(reader, readers) for reader in readers] == pytest.approx((levels * mean).tolist())
+    assert paces_of_runs(runs, {point: Samples([1.0] * 3)}) == pytest.approx((levels * mean).tolist())
 
 
 def test_the_bank_is_of_the_questions_that_are_served():
