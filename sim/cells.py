@@ -135,14 +135,17 @@ def _early_end(work: Work, scenario: Scenario, traffic: RequestTable, point: int
         yield f"with {label_at(axes, point)} the trace ends at {last_s:.0f} s, before the measurement at {until_s:g} s"
 
 
-def run_cell(work: Work, cell: Cell, on_share: Callable[[float], None] | None = None) -> CellResult:
-    """Simulate one cell; a pure function of the work and the cell.
+def run_cell(work: Work, cell: Cell, on_share: Callable[[float], None] | None = None, *, luck: int = 0) -> CellResult:
+    """Simulate one cell; a pure function of the work, the cell and the luck.
 
-    ``on_share`` is called with the share of the horizon that is done.
+    ``on_share`` is called with the share of the horizon that is done. Another ``luck`` has other drafts accepted of the
+    same requests.
     """
     ready = _shared(work, cell.point, cell.replication)
     scenario, plant = ready.scenario, ready.plant
     engine = build_engine(scenario, ready.document, plant, cell.policy, ready.traffic.domains, ready.streams)
+    if luck:
+        engine = dataclasses.replace(engine, luck_key=ready.streams.key("luck", luck))
     measurement = Measurement(scenario.window, plant.gpus, scenario.objectives.bounds())
     timeline = Timeline(scenario.horizon, scenario.records.window, plant.gpus)
     steps_to: list[Sink] = [measurement.add_steps, timeline.add_steps]

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.validate.engine_pace import PaceReader, at_pace, paces_of_runs
-from analysis.validate.engine_pairs import Pair
+from analysis.validate.engine_pairs import LUCKS, Pair, mean_metrics
 from analysis.validate.engine_report import make_report
 from analysis.validate.rungs import Report, Settings
 from profiles.errors import Fault, InputError
@@ -36,6 +36,7 @@ from profiles.reading import parse_document
 from profiles.schema import Bank, Drafter
 from sim.cells import Cell, Work, prepare, run_cell
 from sim.loading import checked
+from sim.metrics import Metrics
 from sim.output import write_json
 from sim.scenario import label_of
 
@@ -61,7 +62,7 @@ TRAINED = Path("lab") / TARGET / "drafters" / DRAFTER
 
 #: What the rung may take where nothing is said, measuring included.
 MINUTES, QUICK_MINUTES = 30.0, 3.0
-#: A run of the engine is between so many seconds long; three repeats of all are planned for.
+#: A run of the engine has between so many seconds of steps; three repeats of all are planned for.
 SHORTEST_S, LONGEST_S, PLANNED_REPEATS = 8.0, 60.0, 3
 #: What building an engine and its first steps take of a run, about.
 SETTING_UP_S = 1.0
@@ -71,6 +72,8 @@ PASSES = 6
 #: What reading the machine's pace adds to a run, about: two steps of the grid to eight of the run's, which are shorter
 #: (AVX2, 2026-12-03).
 READING = 0.3
+#: Loads are looked at for so long, simulated, before any is served.
+SIMULATED_S = 600.0
 #: Spread of output lengths: standard deviation of their logarithm.
 SIGMA = 0.5
 #: `dspark_async` that looks back further than any run lasts keeps to its first budget.
@@ -81,8 +84,8 @@ FOREVER_STEPS = 100_000
 class Plan:
     """What is run. Loads are shares of what ``none`` delivers, simulated, with every seat taken.
 
-    ``forced``: how many budgets are forced at each load. ``repeats``: at most. Requests are short, so that a run of
-    some seconds sees many.
+    ``forced``: how many budgets are forced at each load. ``repeats``: at most. ``busy_s``: seconds of steps in a run,
+    about; requests are short, so that some seconds see many.
     """
 
     minutes: float
@@ -95,7 +98,7 @@ class Plan:
     prompt_tokens: int = PROMPT_TOKENS
     output_tokens: int = 16
     kv_cache: str = "192MiB"
-    horizon_s: float = SHORTEST_S
+    busy_s: float = SHORTEST_S
     repeats: int = 20
 
     @property
@@ -111,7 +114,15 @@ class Plan:
     def within(self, left_s: float) -> Plan:
         """Return the plan with runs of such a length that its planned repeats fit into the time left."""
         each_s = (left_s / PLANNED_REPEATS / self.runs - SETTING_UP_S) / (1 + READING)
-        return dataclasses.replace(self, horizon_s=round(min(max(each_s, SHORTEST_S), LONGEST_S), 1))
+        return dataclasses.replace(self, busy_s=round(min(max(each_s, SHORTEST_S), LONGEST_S), 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Arrivals, as a scenario has them, and how long a run is, the idle time in it included."""
+
+    arrivals: str
+    horizon_s: float
 
 
 def plan_of(quick: bool, block: int, minutes: float | None = None) -> Plan:
@@ -145,14 +156,14 @@ def budgets_around(chosen: float, block: int, count: int) -> list[int]:
     return sorted(sorted((b for b in range(block + 1) if b != own), key=lambda b: (abs(b - chosen), b))[:count])
 
 
-def scenario_text(plan: Plan, profile: Path, arrivals: str, policies: Sequence[str], seed: int) -> str:
+def scenario_text(plan: Plan, profile: Path, load: Load, policies: Sequence[str], seed: int) -> str:
     """Return a scenario of the plan's sizes; paths are absolute, so that it may lie anywhere."""
     return f"""
 name: engine
 seed: {seed}
-horizon: {plan.horizon_s}s
-warmup: {0.2 * plan.horizon_s}s
-cooldown: {0.1 * plan.horizon_s}s
+horizon: {load.horizon_s}s
+warmup: {0.2 * load.horizon_s}s
+cooldown: {0.1 * load.horizon_s}s
 fleet:
   replicas: 1
   step_profile: {profile.resolve()}
@@ -164,7 +175,7 @@ fleet:
   max_batch_tokens: 256
   prefill: {{kind: chunked, chunk_tokens: 64}}
 policies: [{", ".join(policies)}]
-arrivals: {arrivals}
+arrivals: {load.arrivals}
 lengths:
   prompt: {{kind: fixed, tokens: {plan.prompt_tokens}}}
   output: {{kind: lognormal, median: {plan.output_tokens}, sigma: {SIGMA}, max: {4 * plan.output_tokens}}}
@@ -172,9 +183,9 @@ domains: {{code: 0.4, math: 0.3, chat: 0.3}}
 """
 
 
-def work_of(plan: Plan, profile: Path, arrivals: str, policies: Sequence[str], seed: int) -> Work:
+def work_of(plan: Plan, profile: Path, load: Load, policies: Sequence[str], seed: int) -> Work:
     """Return a checked scenario, ready to run."""
-    document = parse_document(scenario_text(plan, profile, arrivals, policies, seed), str(profile.parent / "e.yaml"))
+    document = parse_document(scenario_text(plan, profile, load, policies, seed), str(profile.parent / "e.yaml"))
     checked(document)
     return Work(document)
 
@@ -236,16 +247,27 @@ def write_profile(measuring: Measuring, out: Path) -> None:
     (out / "profile.txt").write_text("\n".join(table_of(report)) + "\n", encoding="utf-8")
 
 
-def loads_of(plan: Plan, profile: Path, seed: int) -> dict[str, str]:
-    """Return arrivals by load, lightest first: shares of what `none` finishes with every seat taken, then users."""
-    long = dataclasses.replace(plan, horizon_s=600.0)
+def loads_of(plan: Plan, profile: Path, seed: int) -> dict[str, Load]:
+    """Return loads, lightest first: shares of what `none` finishes with every seat taken, then users.
+
+    Runs of all loads have as many seconds of steps in them, so a light load's last longer.
+    """
+
+    def simulated(arrivals: str, policy: int) -> Metrics:
+        work = work_of(plan, profile, Load(arrivals, SIMULATED_S), plan.policies, seed)
+        return run_cell(work, Cell(policy, None, 0)).metrics
+
     assert plan.policies[0] == "none"
-    work = work_of(long, profile, f"{{kind: closed_loop, users: {plan.max_running}}}", plan.policies, seed)
-    delivered = run_cell(work, Cell(0, None, 0)).metrics["output_tokens_per_s_per_gpu"]
+    delivered = simulated(f"{{kind: closed_loop, users: {plan.max_running}}}", 0)["output_tokens_per_s_per_gpu"]
     assert delivered is not None
     capacity_per_s = float(delivered) / (plan.output_tokens * math.exp(SIGMA**2 / 2))
     loads = {f"{share:.0%}": f"{{kind: poisson, rate_per_s: {share * capacity_per_s:.4f}}}" for share in plan.shares}
-    return {**loads, f"{plan.users} users": f"{{kind: closed_loop, users: {plan.users}}}"}
+    loads[f"{plan.users} users"] = f"{{kind: closed_loop, users: {plan.users}}}"
+    found = {}
+    for name, arrivals in loads.items():
+        busy = [simulated(arrivals, policy)["busy_ratio"] or 0.0 for policy in range(len(plan.policies))]
+        found[name] = Load(arrivals, round(plan.busy_s * len(busy) / sum(busy), 1))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +276,7 @@ class Run:
 
     pair: Pair
     cell: Cell
-    arrivals: str
+    load: Load
     policies: Sequence[str]
     seen: Sequence[tuple[Point, float]]
 
@@ -279,12 +301,14 @@ class Trial:
     measure: Callable[[], None] = lambda: None
     visits: Visits | None = None
     on_run: Callable[[Trial], None] = lambda trial: None
+    loads: Mapping[str, Load] = field(default_factory=dict)
     pairs: dict[str, dict[str, Pair]] = field(default_factory=dict)
     forced: dict[str, dict[str, Pair]] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
 
-    def run(self, loads: Mapping[str, str]) -> None:
+    def run(self, loads: Mapping[str, Load]) -> None:
         """Run all; loads and policies take turns, so that a machine that drifts does not favour one."""
+        self.loads = loads
         self._run(loads)
         self.measure()
         for run in self.runs:
@@ -293,20 +317,20 @@ class Trial:
         self._predict(len(self.runs))
         self.on_run(self)
 
-    def _run(self, loads: Mapping[str, str]) -> None:
+    def _run(self, loads: Mapping[str, Load]) -> None:
         took_s: dict[str, float] = {}
         budgets: dict[str, list[int]] = {}
         owed = self.plan.cells
         for repeat in range(self.plan.repeats):
-            for load, arrivals in loads.items():
+            for name, load in loads.items():
                 began_s = self.now()
-                if repeat and began_s + took_s[load] > self.until_s:
+                if repeat and began_s + took_s[name] > self.until_s:
                     return
                 self.measure()
-                pairs = self.pairs.setdefault(load, {})
+                pairs = self.pairs.setdefault(name, {})
                 for turn in range(len(self.plan.policies)):
                     index = (turn + repeat) % len(self.plan.policies)
-                    self._serve(pairs, load, arrivals, self.plan.policies, index, repeat)
+                    self._serve(pairs, name, load, self.plan.policies, index, repeat)
                 if repeat == 0:
                     owed -= len(self.plan.policies)
                     each_s = (self.now() - began_s) / len(self.plan.policies)
@@ -314,35 +338,35 @@ class Trial:
                     spare_s = self.until_s - self.now() - owed * each_s
                     count = int(min(self.plan.forced, max(spare_s / each_s, 0)))
                     chosen = chosen_budget(pairs)
-                    budgets[load] = [] if chosen is None else budgets_around(chosen, self.plan.block, count)
-                forced = self.forced.setdefault(load, {})
-                for index, budget in enumerate(budgets[load]):
-                    policies = tuple(map(forcing, budgets[load]))
-                    self._serve(forced, load, arrivals, policies, index, repeat, f"budget {budget}")
-                took_s[load] = self.now() - began_s
+                    budgets[name] = [] if chosen is None else budgets_around(chosen, self.plan.block, count)
+                forced = self.forced.setdefault(name, {})
+                for index, budget in enumerate(budgets[name]):
+                    policies = tuple(map(forcing, budgets[name]))
+                    self._serve(forced, name, load, policies, index, repeat, f"budget {budget}")
+                took_s[name] = self.now() - began_s
 
     def _serve(
         self,
         to: dict[str, Pair],
-        load: str,
-        arrivals: str,
+        name: str,
+        load: Load,
         policies: Sequence[str],
         index: int,
         repeat: int,
-        name: str | None = None,
+        policy: str | None = None,
     ) -> None:
         from decoder.load import WallClock
         from decoder.serve import serve_cell
 
-        work = work_of(self.plan, self.profile, arrivals, policies, self.seed)
+        work = work_of(self.plan, self.profile, load, policies, self.seed)
         cell, ready = Cell(index, None, repeat), prepare(work, None, repeat)
-        name = name or label_of(ready.scenario.policies[index])
-        log.info("%s, %s, repeat %d", load, name, repeat + 1)
-        pair = to.setdefault(name, Pair(load, name))
+        policy = policy or label_of(ready.scenario.policies[index])
+        log.info("%s, %s, repeat %d", name, policy, repeat + 1)
+        pair = to.setdefault(policy, Pair(name, policy))
         clock = WallClock(skips_idle=True)
         reader = PaceReader(self.visits, clock) if self.visits is not None else None
         pair.observed.append(serve_cell(self.plant, ready, cell, work, clock=clock, on_progress=reader).metrics)
-        self.runs.append(Run(pair, cell, arrivals, policies, reader.seen if reader is not None else ()))
+        self.runs.append(Run(pair, cell, load, policies, reader.seen if reader is not None else ()))
         self._predict(1)
         self.on_run(self)
 
@@ -355,9 +379,10 @@ class Trial:
         then = self.profile.with_name("profile_at_pace.json")
         for run, pace in list(zip(self.runs, paces, strict=True))[-count:]:
             save_profile(at_pace(load_profile(self.profile), pace), then)
-            work = work_of(self.plan, then, run.arrivals, run.policies, self.seed)
+            work = work_of(self.plan, then, run.load, run.policies, self.seed)
             run.pair.paces.append(pace)
-            run.pair.predicted.append(run_cell(work, run.cell).metrics)
+            lucks = [run_cell(work, run.cell, luck=luck).metrics for luck in range(LUCKS)]
+            run.pair.predicted.append(mean_metrics(lucks))
 
     def rows(self) -> list[dict[str, Any]]:
         """Return every repeat of every run as plain data."""
@@ -388,13 +413,13 @@ def run(settings: Settings) -> Report:
     measuring.visits.repeat(LEAST_REPEATS if settings.quick else PASSES)
     write_profile(measuring, settings.out)
     profile = settings.out / "profile.json"
-    loads = loads_of(plan, profile, settings.seed)
-    trial = Trial(plan.within(until_s - time.monotonic()), profile, plant, settings.seed, until_s)
+    plan = plan.within(until_s - time.monotonic())
+    trial = Trial(plan, profile, plant, settings.seed, until_s)
     trial.visits = measuring.visits
     trial.measure = lambda: write_profile(measuring, settings.out)
     # After every run: whoever stops the rung keeps what was measured.
     trial.on_run = lambda one: write_json(one.rows(), settings.out / "runs.json")
-    trial.run(loads)
+    trial.run(loads_of(plan, profile, settings.seed))
     return make_report(trial, load_profile(profile), (time.monotonic() - began_s) / 60)
 
 

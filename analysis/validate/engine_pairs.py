@@ -1,8 +1,12 @@
 """A policy under a load, predicted and observed, repeat by repeat; and how much of a difference is noise.
 
 A repeat has arrivals of its own, and a prediction of its own for them; it meets the machine as it is then, and texts
-whose luck is their own. So the spread of the errors between repeats holds all that a prediction cannot know: the
-machine's unrest, and that the engine's texts are not the bank's.
+whose luck is their own. So how far the repeats depart from their common error holds all that a prediction cannot know:
+the machine's unrest, and that the engine's texts are not the bank's.
+
+The common error is that of the mean over repeats. The mean of the repeats' errors would lie too high, the more so the
+noisier the repeats are: an observation that chance has halved doubles its ratio, one that chance has doubled only
+halves it.
 """
 
 from __future__ import annotations
@@ -18,6 +22,20 @@ from sim.metrics import Metrics
 
 #: Two-sided confidence of what is called noise.
 CONFIDENCE = 0.95
+#: Simulations of each run. What is left of their own chance in the mean is a fifth of one's, and unseen beside the
+#: engine's.
+LUCKS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A mean over another, less 1, in per cent; ``departures``: each repeat's from it, as `noise` takes them.
+
+    ``percent`` is infinite where the upper mean alone is, or the lower one is 0.
+    """
+
+    percent: float
+    departures: tuple[float, ...]
 
 
 @dataclass(slots=True)
@@ -41,14 +59,9 @@ class Pair:
         """Return the mean observation of a metric."""
         return _mean(self.observed, name)
 
-    def errors_percent(self, name: str) -> list[float]:
-        """Return predicted over observed, less 1, in per cent, of every repeat that has both."""
-        return relative_percent(self.predicted, self.observed, name)
-
-    def error_percent(self, name: str) -> float | None:
-        """Return the mean error; infinite where one side alone never came; None without a repeat that has both."""
-        errors = self.errors_percent(name)
-        return float(np.mean(errors)) if errors else None
+    def error(self, name: str) -> Ratio | None:
+        """Return predicted over observed."""
+        return ratio(self.predicted, self.observed, name)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return every repeat as plain data."""
@@ -65,14 +78,32 @@ class Pair:
         ]
 
 
-def relative_percent(ours: Sequence[Metrics], theirs: Sequence[Metrics], name: str) -> list[float]:
-    """Return ours over theirs, less 1, in per cent, of every repeat in which both have the metric."""
-    found = []
-    for one, other in zip(ours, theirs, strict=False):
-        a, b = one[name], other[name]
-        if a is not None and b is not None:
-            found.append(0.0 if a == b else 100 * (float(a) / float(b) - 1) if b else math.inf)
-    return found
+def mean_metrics(found: Sequence[Metrics]) -> Metrics:
+    """Return the mean of each metric, of those that have it; the median where some are infinite, the mean being so."""
+    means: Metrics = {}
+    for name in found[0]:
+        values = np.array([value for one in found if (value := one[name]) is not None], np.float64)
+        means[name] = None if not values.size else float((np.mean if np.isfinite(values).all() else np.median)(values))
+    return means
+
+
+def ratio(ours: Sequence[Metrics], theirs: Sequence[Metrics], name: str) -> Ratio | None:
+    """Return the mean of ours over that of theirs, of the repeats in which both have the metric; None where none has.
+
+    Source: ratio estimator, its variance linearized (Cochran, Sampling Techniques, 1977, chapter 6).
+    """
+    pairs = zip((one[name] for one in ours), (one[name] for one in theirs), strict=False)
+    both = np.array([pair for pair in pairs if None not in pair], np.float64)
+    if not both.size:
+        return None
+    above, below = (float(value) for value in both.mean(axis=0))
+    if math.isfinite(above) and math.isfinite(below) and below:
+        departures = both @ (100 / below, -100 * above / below**2)
+        return Ratio(100 * (above / below - 1), tuple(departures.tolist()))
+    # What never came in some repeats and did in others could have come in any number of them.
+    agreed = all(len(set(np.isfinite(side).tolist())) == 1 for side in both.T)
+    percent = 0.0 if above == below else 100 * (above / below - 1) if below else math.inf
+    return Ratio(percent, (0.0 if agreed else math.inf,) * len(both))
 
 
 def noise(samples: Iterable[Sequence[float]]) -> float | None:

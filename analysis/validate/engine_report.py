@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.validate.engine_pairs import CONFIDENCE, Pair, noise, relative_percent
+from analysis.validate.engine_pairs import CONFIDENCE, LUCKS, Pair, noise, ratio
 from analysis.validate.rungs import Check, Report, Section, compare, said, summarize, table
 from profiles.schema import Profile
 
@@ -42,9 +42,10 @@ def _numbers(trial: Trial, profile: Profile, minutes: float) -> Section:
     rows, checks = [], []
     for load, pairs in trial.pairs.items():
         for metric, called, unit, factor, bound in COMPARED:
-            unrest = noise(pair.errors_percent(metric) for pair in pairs.values())
+            errors = {name: pair.error(metric) for name, pair in pairs.items()}
+            unrest = noise(found.departures for found in errors.values() if found is not None)
             for name, pair in pairs.items():
-                error, told, seen = pair.error_percent(metric), pair.told(metric), pair.seen(metric)
+                error, told, seen = errors[name], pair.told(metric), pair.seen(metric)
                 if error is None or told is None or seen is None:
                     continue
                 limit = None if bound is None else max(bound, unrest or 0.0)
@@ -53,15 +54,16 @@ def _numbers(trial: Trial, profile: Profile, minutes: float) -> Section:
                         name=f"{load}, {name}: {called}",
                         predicted=told * factor,
                         observed=seen * factor,
-                        error=error,
+                        error=error.percent,
                         bound=limit,
                         unit="%",
-                        holds=None if limit is None else abs(error) <= limit,
+                        holds=None if limit is None else abs(error.percent) <= limit,
                     )
                 )
-                numbers = [f"{factor * told:.2f}", f"{factor * seen:.2f}", f"{error:+.1f}", _said_noise(unrest)]
+                numbers = [f"{factor * told:.2f}", f"{factor * seen:.2f}", f"{error.percent:+.1f}", _said_noise(unrest)]
                 rows.append([load, name, f"{called} ({unit})", *numbers])
     repeats = ", ".join(f"{_repeats(pairs)} at {load}" for load, pairs in trial.pairs.items())
+    lasts = ", ".join(f"{load.horizon_s:g} s at {name}" for name, load in trial.loads.items())
     step_time = profile.step_time
     assert step_time is not None
     hardware = step_time.verify.provenance.hardware
@@ -74,14 +76,15 @@ def _numbers(trial: Trial, profile: Profile, minutes: float) -> Section:
             "during a run: steps of the grid, no request of the run in them, one after each eight of the run's while "
             "its clock stood still; over what they take in all the session, whatever its pace, they took "
             f"{min(paces):.2f} to {max(paces):.2f} times as long (quartiles {_quartiles(paces)}). "
-            f"Predicted: everything below. A run is {plan.horizon_s:g} s, idle time being skipped; "
-            f"repeats: {repeats}; {minutes:.0f} minutes in all, of {plan.minutes:g} allowed. An error is the mean over "
-            f"repeats. Noise is what such a mean may stray by ({CONFIDENCE:.0%}), from how the repeats' errors differ, "
-            "taken together over the policies of a load. All policies that draft use the one drafter. Loads are "
-            "shares of what none delivers with every seat taken, simulated. Bounds: 5 % for throughput and "
-            "tokens/s/user p50, 10 % for TTFT p50, or the noise where that is more; other errors are shown only. "
-            "Predicted and observed are means over repeats, too, so their ratio need not be the error. A TTFT p99 is "
-            "inf where more than a hundredth got no token before the end."
+            f"Predicted: everything below. A run has about {plan.busy_s:g} s of steps and lasts {lasts}, idle time "
+            f"being skipped; repeats: {repeats}; {minutes:.0f} minutes in all, of {plan.minutes:g} allowed. Predicted "
+            f"is the mean of {LUCKS} simulations of a run, each with other drafts accepted; predicted and observed are "
+            "means over repeats, and an error is one over the other. Noise is what it may stray by "
+            f"({CONFIDENCE:.0%}), from how repeats depart from it, taken together over the policies of a load. All "
+            "policies that draft use the one drafter. Loads are shares of what none delivers with every seat taken, "
+            "simulated. Bounds: 5 % for throughput and tokens/s/user p50, 10 % for TTFT p50, or the noise where that "
+            "is more; other errors are shown only. A TTFT p99 is inf where more than a hundredth got no token before "
+            "the end."
         ),
         *(said(f"The profile is marked as disturbed: {profile.disturbed}.") if profile.disturbed else ()),
         "",
@@ -119,22 +122,24 @@ def _budgets(trial: Trial) -> Section:
         if len(forced) < trial.plan.forced:
             left_out.append(f"{load} ({len(forced)} of {trial.plan.forced})")
         gains = {
-            name: {metric: relative_percent(pair.observed, own.observed, metric) for metric, _ in FORCED}
+            name: {metric: ratio(pair.observed, own.observed, metric) for metric, _ in FORCED}
             for name, pair in forced.items()
         }
-        unrest = {metric: noise(found[metric] for found in gains.values()) for metric, _ in FORCED}
+        unrest = {
+            metric: noise(one.departures for found in gains.values() if (one := found[metric]) is not None)
+            for metric, _ in FORCED
+        }
         rows.append([load, "its own", *_budget_row(own)])
         for name, pair in forced.items():
             row = [load, name, *_budget_row(pair)]
             for metric, called in FORCED:
-                values = gains[name][metric]
-                if not values:
+                gain, bound = gains[name][metric], unrest[metric]
+                if gain is None:
                     row += ["-", "-"]
                     continue
-                gain, bound = sum(values) / len(values), unrest[metric]
-                row += [f"{gain:+.1f}", _said_noise(bound)]
+                row += [f"{gain.percent:+.1f}", _said_noise(bound)]
                 # What is slower refutes nothing.
-                checks.append(summarize(f"{load}, {name}: faster by, in {called}", max(gain, 0.0), "%", bound))
+                checks.append(summarize(f"{load}, {name}: faster by, in {called}", max(gain.percent, 0.0), "%", bound))
             rows.append(row)
     head = ["load", "draft tokens a request", "verified tokens", "tokens/s", "tokens/s/user p50"]
     head += ["throughput %", "noise %", "speed %", "noise %"]

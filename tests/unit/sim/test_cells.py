@@ -117,6 +117,17 @@ def test_replications_differ(work):
     assert not same_run(left, right)
 
 
+def test_another_luck_has_other_drafts_accepted_of_the_same_requests(work):
+    two = work("[none, dspark]")
+    for policy, same in ((0, True), (1, False)):
+        first, again, other = (run_cell(two, cell(policy), luck=luck).metrics for luck in (1, 1, 2))
+        assert first == again
+        assert (first == other) is same
+        assert first["arrived"] == other["arrived"]
+        assert other["accepted_length"] == pytest.approx(first["accepted_length"], rel=0.1)
+    assert run_cell(two, cell(1), luck=0).metrics == run_cell(two, cell(1)).metrics
+
+
 def test_policies_meet_the_same_requests(work):
     three = work()
     requests = [records(three, cell(policy)).requests for policy in range(3)]
