@@ -20,6 +20,7 @@ import dataclasses
 import logging
 import math
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.validate.engine_pace import PaceReader, at_pace, paces_of_runs
 from analysis.validate.engine_pairs import LUCKS, Pair, mean_metrics
 from analysis.validate.engine_report import make_report
+from analysis.validate.engine_steps import load_steps, priced, taken
 from analysis.validate.rungs import Report, Settings
 from profiles.errors import Fault, InputError
 from profiles.files import SHIPPED, load_profile, save_profile
@@ -37,7 +39,7 @@ from profiles.schema import Bank, Drafter
 from sim.cells import Cell, Work, prepare, run_cell
 from sim.loading import checked
 from sim.metrics import Metrics
-from sim.output import write_json
+from sim.output import slugs, write_json
 from sim.scenario import label_of
 
 if TYPE_CHECKING:
@@ -272,13 +274,17 @@ def loads_of(plan: Plan, profile: Path, seed: int) -> dict[str, Load]:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One repeat of one pair, as it was served: enough to predict it. ``seen``: see `PaceReader`."""
+    """One repeat of one pair, as it was served: enough to predict it.
+
+    ``seen``: see `PaceReader`. ``records``: folder of its requests and steps.
+    """
 
     pair: Pair
     cell: Cell
     load: Load
     policies: Sequence[str]
     seen: Sequence[tuple[Point, float]]
+    records: Path
 
 
 @dataclass(slots=True)
@@ -312,8 +318,8 @@ class Trial:
         self._run(loads)
         self.measure()
         for run in self.runs:
-            run.pair.predicted.clear()
-            run.pair.paces.clear()
+            for found in (run.pair.predicted, run.pair.priced, run.pair.taken, run.pair.paces):
+                found.clear()
         self._predict(len(self.runs))
         self.on_run(self)
 
@@ -365,8 +371,11 @@ class Trial:
         pair = to.setdefault(policy, Pair(name, policy))
         clock = WallClock(skips_idle=True)
         reader = PaceReader(self.visits, clock) if self.visits is not None else None
-        pair.observed.append(serve_cell(self.plant, ready, cell, work, clock=clock, on_progress=reader).metrics)
-        self.runs.append(Run(pair, cell, load, policies, reader.seen if reader is not None else ()))
+        records = self.profile.with_name("records") / slugs([name])[0] / slugs([policy])[0] / f"repeat_{repeat + 1}"
+        shutil.rmtree(records, ignore_errors=True)
+        served = serve_cell(self.plant, ready, cell, work, records, clock=clock, on_progress=reader)
+        pair.observed.append(served.metrics)
+        self.runs.append(Run(pair, cell, load, policies, reader.seen if reader is not None else (), records))
         self._predict(1)
         self.on_run(self)
 
@@ -383,6 +392,9 @@ class Trial:
             run.pair.paces.append(pace)
             lucks = [run_cell(work, run.cell, luck=luck).metrics for luck in range(LUCKS)]
             run.pair.predicted.append(mean_metrics(lucks))
+            steps = load_steps(run.records)
+            run.pair.priced.append(priced(steps, load_profile(then), DRAFTER))
+            run.pair.taken.append(taken(steps))
 
     def rows(self) -> list[dict[str, Any]]:
         """Return every repeat of every run as plain data."""

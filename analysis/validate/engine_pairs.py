@@ -43,6 +43,8 @@ class Pair:
     """What was predicted and what the engine did, a repeat each; both had the same arrivals.
 
     ``paces``: the machine's, for which the prediction is: seconds for each second of the profile (`engine_pace`).
+    ``priced``, ``taken``: seconds that the engine's own steps should have taken, at that pace, and did
+    (`engine_steps`).
     """
 
     load: str
@@ -50,6 +52,8 @@ class Pair:
     predicted: list[Metrics] = field(default_factory=list)
     observed: list[Metrics] = field(default_factory=list)
     paces: list[float] = field(default_factory=list)
+    priced: list[Metrics] = field(default_factory=list)
+    taken: list[Metrics] = field(default_factory=list)
 
     def told(self, name: str) -> float | None:
         """Return the mean prediction of a metric; None where no repeat has one."""

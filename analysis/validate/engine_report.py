@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.validate.engine_pace import EVERY_STEPS
 from analysis.validate.engine_pairs import CONFIDENCE, LUCKS, Pair, noise, ratio
+from analysis.validate.engine_steps import PARTS
 from analysis.validate.rungs import Check, Report, Section, compare, said, summarize, table
 from profiles.schema import Profile
 
@@ -33,8 +35,8 @@ BUDGET_BOUND_TOKENS = 0.1
 
 
 def make_report(trial: Trial, profile: Profile, minutes: float) -> Report:
-    """Return the sections: every number, then what was decided, then what other budgets would have given."""
-    return Report((_numbers(trial, profile, minutes), _decisions(trial), _budgets(trial)))
+    """Return the sections: every number, then its steps, what was decided, what other budgets would have given."""
+    return Report((_numbers(trial, profile, minutes), _steps(trial), _decisions(trial), _budgets(trial)))
 
 
 def _numbers(trial: Trial, profile: Profile, minutes: float) -> Section:
@@ -73,9 +75,9 @@ def _numbers(trial: Trial, profile: Profile, minutes: float) -> Section:
             f"{profile.description} Fitted: those step times, measured on this machine ({hardware}) before the runs "
             "and between their steps, never from them. Given: acceptance, a bank of the target's own answers to the "
             "questions served, and each repeat's arrivals, which engine and simulator share, and the machine's pace "
-            "during a run: steps of the grid, no request of the run in them, one after each eight of the run's while "
-            "its clock stood still; over what they take in all the session, whatever its pace, they took "
-            f"{min(paces):.2f} to {max(paces):.2f} times as long (quartiles {_quartiles(paces)}). "
+            "during a run: steps of the grid, no request of the run in them, one after each "
+            f"{EVERY_STEPS} of the run's while its clock stood still; over what they take in all the session, whatever "
+            f"its pace, they took {min(paces):.2f} to {max(paces):.2f} times as long (quartiles {_quartiles(paces)}). "
             f"Predicted: everything below. A run has about {plan.busy_s:g} s of steps and lasts {lasts}, idle time "
             f"being skipped; repeats: {repeats}; {minutes:.0f} minutes in all, of {plan.minutes:g} allowed. Predicted "
             f"is the mean of {LUCKS} simulations of a run, each with other drafts accepted; predicted and observed are "
@@ -91,6 +93,39 @@ def _numbers(trial: Trial, profile: Profile, minutes: float) -> Section:
         *table(("load", "policy", "metric", "predicted", "observed", "error %", "noise %"), rows),
     ]
     return Section("The engine, predicted and observed", tuple(lines), tuple(checks))
+
+
+def _steps(trial: Trial) -> Section:
+    rows, checks = [], []
+    for load, pairs in trial.pairs.items():
+        found = {(name, part): ratio(pair.priced, pair.taken, part) for name, pair in pairs.items() for part in PARTS}
+        unrest = {
+            part: noise(one.departures for (_, of), one in found.items() if of == part and one is not None)
+            for part in PARTS
+        }
+        for name in pairs:
+            row = [load, name]
+            for part, called in PARTS.items():
+                error = found[name, part]
+                if error is None or not any(one[part] for one in pairs[name].taken):
+                    row += ["-", "-"]
+                    continue
+                row += [f"{error.percent:+.1f}", _said_noise(unrest[part])]
+                checks.append(summarize(f"{load}, {name}: {called}, priced over taken", error.percent, "%"))
+            rows.append(row)
+    head = ["load", "policy"]
+    for called in PARTS.values():
+        head += [f"{called} %", "noise %"]
+    lines = [
+        *said(
+            "The engine's own steps, each priced from the profile by its requests, tokens and context, at the "
+            "machine's pace during its run; over the seconds that they took. Nothing of acceptance, policies or "
+            "queueing is in this. Host time between steps is in neither."
+        ),
+        "",
+        *table(head, rows),
+    ]
+    return Section("The engine's own steps, priced and taken", tuple(lines), tuple(checks))
 
 
 def _decisions(trial: Trial) -> Section:

@@ -8,6 +8,7 @@ import shlex
 import time
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from analysis.validate.command import main
 from analysis.validate.engine_pace import EVERY_STEPS, PaceReader, at_pace, paces_of_runs
 from analysis.validate.engine_pairs import Pair, mean_metrics, noise, ratio
 from analysis.validate.engine_report import COMPARED, make_report
+from analysis.validate.engine_steps import load_steps, priced, prices, taken
 from decoder import measure
 from decoder.checkpoint import save_net
 from decoder.lab.targets import target_sha256
@@ -74,8 +76,14 @@ def test_it_runs_and_compares_like_with_like(tmp_path, acceptance):
         write_json(one.rows(), tmp_path / "runs.json")
 
     trial.measure, trial.on_run = learn, on_run
+    # What an earlier rung left there is not priced beside it.
+    stale = tmp_path / "records" / "50" / "none" / "repeat_1" / "other" / "steps.parquet"
+    stale.parent.mkdir(parents=True)
+    stale.touch()
     trial.run(rung.loads_of(plan, profile, seed=1))
     assert visits == [0, 4, 8, 12, 16]
+    assert not stale.exists()
+    assert len(load_steps(stale.parents[1])) > 0
     # The predictions that are compared are of what is known in the end.
     for before, last in zip(*written[-2:], strict=True):
         assert before["observed"] == last["observed"]
@@ -84,7 +92,10 @@ def test_it_runs_and_compares_like_with_like(tmp_path, acceptance):
     assert [(load, len(pairs)) for load, pairs in trial.pairs.items()] == [("50%", 3), ("2 users", 3)]
     for pairs in trial.pairs.values():
         for pair in pairs.values():
-            assert len(pair.observed) == len(pair.predicted) == 2
+            assert len(pair.observed) == len(pair.predicted) == len(pair.priced) == len(pair.taken) == 2
+            # What is taken is of the engine's own steps, and priced by what is known in the end.
+            assert all(one["prompts"] > 0 and one["plain"] > one["draft"] for one in pair.taken)
+            assert (pair.taken[0]["draft"] > 0) is (pair.policy != "none")
         none = pairs["none"]
         assert none.told("accepted_length") == none.seen("accepted_length") == 1
         assert none.error("accepted_length").percent == 0
@@ -105,6 +116,8 @@ def test_it_runs_and_compares_like_with_like(tmp_path, acceptance):
     assert "For want of time" not in text
     checks = {check.name: check for check in report.checks()}
     assert "2 users, none: throughput" in checks
+    assert checks["2 users, none: steps without prompts, priced over taken"].error > 50
+    assert "2 users, none: of these, drafting, priced over taken" not in checks
     assert any(name.startswith("50%: verification budget of dspark_async") for name in checks)
     assert sum("faster by, in throughput" in name for name in checks) == 2
     fixed = next(check for name, check in checks.items() if name.startswith("2 users, fixed") and "accepted" in name)
@@ -183,7 +196,7 @@ def test_what_is_owed_comes_first_and_what_fits_follows(monkeypatch, hours, forc
     assert tuple(len(trial.pairs[load]["none"].observed) for load in "ab") == repeats
     assert clock.now <= 3600 * max(hours, 6)
     # What was left out is said.
-    text = "\n".join(make_report(trial, load_profile(STEPS), 1.0).sections[2].lines)
+    text = "\n".join(make_report(trial, load_profile(STEPS), 1.0).sections[-1].lines)
     assert ("For want of time fewer were forced at" in text) is (forced != (2, 2))
 
 
@@ -350,6 +363,36 @@ def test_a_drafter_that_was_never_trained_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("decoder.lab.targets.SHIPPED", tmp_path)
     with pytest.raises(InputError, match=r"no drafter was trained for smollm2 yet: python -m decoder\.train"):
         rung.drafter_home()
+
+
+def test_steps_are_priced_as_they_were_and_prompts_apart():
+    profile = load_profile(SHIPPED / "measured" / "cpu_lab.json")
+    steps = pd.DataFrame(
+        {
+            "decoding": [2, 3, 0, 2],
+            "batch_tokens": [4, 3, 0, 4],
+            "context_tokens": [200, 300, 0, 210],
+            "prompt_tokens": [0, 0, 64, 20],
+            "drafted_tokens": [10, 0, 0, 10],
+            "busy_s": [0.4, 0.3, 0.2, 0.1],
+            "draft_s": [0.2, 0.0, 0.0, 0.05],
+        }
+    )
+    assert taken(steps) == pytest.approx({"plain": 0.7, "draft": 0.2, "prompts": 0.3})
+    cost = step_cost(profile.step_time, 64)
+    draft_s = draft_cost(profile.step_time, "dspark", 3)[0].seconds[2]
+    rows = [tuple(map(int, row)) for row in steps.iloc[:, :4].itertuples(index=False)]
+    plain = [cost.target_s(*row) - cost.overhead_s for row in rows]
+    target, draft = prices(steps, profile, "dspark")
+    assert target == pytest.approx(plain)
+    assert draft == pytest.approx([draft_s, 0, 0, draft_s])
+    assert priced(steps, profile, "dspark") == pytest.approx(
+        {"plain": plain[0] + plain[1] + draft_s, "draft": draft_s, "prompts": plain[2] + plain[3] + draft_s}
+    )
+    # A chain's price is of a token.
+    chained = load_profile(SHIPPED / "paper" / "v4_flash.json")
+    token_s = draft_cost(chained.step_time, "mtp", 3)[0].seconds[2]
+    assert prices(steps, chained, "mtp")[1] == pytest.approx([5 * token_s, 0, 0, 5 * token_s])
 
 
 @pytest.mark.parametrize("minutes", ("0", "-1", "inf", "nan"))
