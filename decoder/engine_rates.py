@@ -49,7 +49,7 @@ class ProfileStepRates:
     """
 
     def __init__(self, step_time: StepTime, drafter: str, max_batch_tokens: int, max_requests: int) -> None:
-        self._cost: StepCost = step_cost(step_time, max_batch_tokens)
+        self._cost: StepCost = step_cost(step_time, max_batch_tokens, drafter)
         draft: tuple[Evaluated, bool] = draft_cost(step_time, drafter, max_requests)
         self._draft_s, self._a_token_each = draft[0].seconds, draft[1]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -135,12 +136,15 @@ def _grid(options: argparse.Namespace, target: HfTarget, drafter: Drafter | None
     middle = _middle(options)
     if middle not in points:
         points.append(middle)
-    alone = [Point(0, 0, 0, prompt) for prompt in prompts]
-    return points, alone + [Point(middle.requests, 0, middle.context, prompt) for prompt in prompts]
+    # Beside several numbers of batch tokens, or what a prompt adds for being there is not told from what its rows add.
+    fewest = dataclasses.replace(middle, requests=requests[0])
+    drafting = dataclasses.replace(middle, length=lengths[len(lengths) // 2])
+    beside = [Point(0, 0, 0), *sorted({fewest, middle, drafting} & set(points))]
+    return points, [dataclasses.replace(point, prompt=prompt) for point in beside for prompt in prompts]
 
 
 def _middle(options: argparse.Namespace) -> Point:
-    """Return the step beside which prompts are read."""
+    """Return the step in the middle of the grid."""
     from decoder.step_times import Point
 
     requests = asked(options, "requests")
@@ -240,6 +244,9 @@ def _report(
         "fit_worst": float(max(abs(value) for value in fitted.residuals.values())),
         "prefill_worst": float(max(abs(value) for value in prefill.residuals.values())),
         "prefill_floor_s": prefill.floor_s,
+        "prefill_beside_s": prefill.beside_s,
+        "prefill_draft_floor_s": prefill.draft_floor_s,
+        "prefill_draft_token_s": prefill.draft_token_s,
         "prefill_rows": [
             {"rows": size, "seconds": seconds} for size, seconds in zip(prefill.sizes, prefill.seconds, strict=True)
         ],
@@ -265,6 +272,7 @@ def _profile(
     from decoder.batch_target import HfBatchTarget
     from profiles.schema import (
         DraftCost,
+        LinearPrefill,
         Profile,
         Provenance,
         Replica,
@@ -316,6 +324,11 @@ def _profile(
                 beyond="extrapolate",
                 provenance=told("measured", f"drafting and taking in, over all contexts and lengths; {repeats}"),
             ),
+            prefill=LinearPrefill(
+                floor_s=report["prefill_draft_floor_s"],
+                per_token_s=max(report["prefill_draft_token_s"], 1e-12),
+                provenance=told("fitted", f"taking in prompts of {options.prompts} tokens; {repeats}"),
+            ),
         )
     disturbed = None
     if report["spread"] > options.max_spread:
@@ -345,12 +358,13 @@ def _profile(
             verify=TableCurve(segments=tuple(segments), beyond="extrapolate", provenance=told("fitted", parts)),
             prefill=RowsPrefill(
                 floor_s=report["prefill_floor_s"],
+                beside_s=report["prefill_beside_s"],
                 sizes=tuple(row["rows"] for row in report["prefill_rows"]),
                 seconds=tuple(max(row["seconds"], 1e-9) for row in report["prefill_rows"]),
                 provenance=told(
                     "fitted",
-                    f"a prompt of {options.prompts} tokens alone and beside decoding, a drafter's taking it in "
-                    f"included: relative residual {report['prefill_worst']:.1%} at worst; {repeats}",
+                    f"a prompt of {options.prompts} tokens alone and beside decoding: relative residual "
+                    f"{report['prefill_worst']:.1%} at worst; {repeats}",
                 ),
             ),
             per_request=SourcedSeconds(seconds=fitted.per_request_s, provenance=told("fitted", parts)),
@@ -465,6 +479,7 @@ def table_of(report: dict[str, Any]) -> list[str]:
         f"a request {1e3 * report['per_request_s']:.4f} ms, "
         f"a cached token {1e6 * report['per_context_token_s']:.4f} us, "
         f"a step of prompts alone from {1e3 * report['prefill_floor_s']:.3f} ms, "
+        f"prompts beside decoding {1e3 * report['prefill_beside_s']:.3f} ms, "
         f"between steps {1e3 * report['gap_s']:.4f} ms",
         f"parts against measured steps: {report['fit_rms']:.1%} rms, {report['fit_worst']:.1%} worst; "
         f"spread of repeats {report['spread']:.1%}",

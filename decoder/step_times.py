@@ -56,7 +56,7 @@ class Point:
 
 @dataclass(slots=True)
 class Samples:
-    """Seconds of repeats of one point: of the whole step, and of drafting in it.
+    """Seconds of repeats of one point: of the whole step, and of the drafter in it, taking a prompt in included.
 
     ``stretches``: the stretch of time that each is of, see `paces_of`.
     """
@@ -67,7 +67,7 @@ class Samples:
 
     @property
     def target_s(self) -> Floats:
-        """Steps without drafting."""
+        """Steps without the drafter."""
         return np.asarray(np.array(self.step_s) - np.array(self.draft_s), np.float64)
 
 
@@ -145,7 +145,9 @@ def run_point(engine: Engine, point: Point, steps: int) -> Samples:
         engine.step()
         row = engine.journal.steps[-1]
         samples.step_s.append(row.busy_s)
-        samples.draft_s.append(row.draft_s)
+        assert engine.last_times is not None
+        taking_in_s = engine.last_times.advance_s if engine.drafter else 0.0
+        samples.draft_s.append(row.draft_s if point.requests else taking_in_s)
         for served in [*engine.scheduler.in_prefill, *engine.scheduler.decoding]:
             if served not in held:
                 engine.cancel(served)
@@ -356,11 +358,17 @@ def fit(samples: dict[Point, Samples]) -> Fit:
 
 @dataclass(frozen=True, slots=True)
 class PrefillFit:
-    """What prompts add to a step: see `profiles.schema.RowsPrefill`. ``residuals``: as `Fit` has them."""
+    """What prompts add to a step: see `profiles.schema.RowsPrefill`. ``residuals``: as `Fit` has them.
+
+    ``draft_floor_s``, ``draft_token_s``: what they add to drafting, in a step of prompts alone and for each token.
+    """
 
     floor_s: float
+    beside_s: float
     sizes: tuple[int, ...]
     seconds: tuple[float, ...]
+    draft_floor_s: float
+    draft_token_s: float
     residuals: dict[Point, float]
 
 
@@ -368,38 +376,49 @@ def fit_prefill(samples: dict[Point, Samples], base: Fit) -> PrefillFit:
     """Find what the rows of prompts cost in the pass that verifies, as a table at the prompt lengths measured.
 
     ``samples``: steps with prompts, alone and beside decoding; what decoding and drafting cost is ``base``'s to
-    say. So what a drafter takes longer for a prompt's rows is part of the prompt's price, alone or beside others.
-    Least squares of relative errors of whole steps; the table may not fall, and no price be negative.
+    say. Least squares of relative errors; the table may not fall, and no price be negative. What a prompt adds beside
+    decoding, whatever its rows, is told from its rows only where it was read beside several numbers of batch tokens.
     """
     from scipy.optimize import nnls
 
     points = sorted(samples)
     sizes = np.array(sorted({point.prompt for point in points}))
-    seconds = np.array([float(np.median(samples[point].step_s)) for point in points])
+    seconds = np.array([float(np.median(samples[point].target_s)) for point in points])
     known = dict(zip(base.sizes, base.verify_s, strict=True))
     decoding = np.array(
         [
             known[point.batch_tokens]
             + base.per_request_s * point.requests
             + base.per_context_token_s * point.requests * point.context
-            + base.draft_s[point.requests]
             if point.requests
             else 0.0
             for point in points
         ]
     )
-    # Columns: the floor of prompts alone, and what the table grows by over each stretch between its sizes.
+    # Columns: the floor of prompts alone, what is added beside decoding, and what the table grows by over each stretch
+    # between its sizes.
     verified = np.array([[point.batch_tokens] for point in points])
     prompts = np.array([[point.prompt] for point in points])
     grown = _grown(verified + prompts, sizes) - _grown(verified, sizes)
     alone = np.array([[float(point.requests == 0)] for point in points])
-    matrix = np.hstack([alone, grown])
+    told_apart = len({point.batch_tokens for point in points if point.requests}) > 1
+    matrix = np.hstack([alone, (1 - alone) * told_apart, grown])
     solved, _ = nnls(matrix / seconds[:, None], np.maximum(seconds - decoding, 0) / seconds)
     fitted = matrix @ solved + decoding
+    drafting = np.array(
+        [
+            np.median(samples[point].draft_s) - (base.draft_s[point.requests] if point.requests else 0)
+            for point in points
+        ]
+    )
+    draft_solved, _ = nnls(np.hstack([alone, prompts]), np.maximum(drafting, 0))
     return PrefillFit(
         floor_s=float(solved[0]),
+        beside_s=float(solved[1]),
         sizes=tuple(sizes.tolist()),
-        seconds=tuple(np.cumsum(solved[1:]).tolist()),
+        seconds=tuple(np.cumsum(solved[2:]).tolist()),
+        draft_floor_s=float(draft_solved[0]),
+        draft_token_s=float(draft_solved[1]),
         residuals={point: float(found) for point, found in zip(points, fitted / seconds - 1, strict=True)},
     )
 

@@ -90,10 +90,10 @@ class StepCost:
 
         overhead_s + draft_s[r] + verify_s[b + p'] + per_request_s r + per_context_token_s c + prefill
 
-    where prompts count as batch tokens (``p' = p``, no other term), or add ``prefill_request_s a`` and either
+    where prompts count as batch tokens (``p' = p``) or not (``p' = 0``), and add ``prefill_request_s a`` and either
     ``prefill_token_s p`` or, where there is a table of rows, ``rows(b + p) - rows(b)``; plus ``prefill_floor_s`` in a
-    step without decoding. ``prefill_rows_s``: that table at 0, 1, ... rows, beyond which each adds ``prefill_token_s``;
-    empty where there is none.
+    step without decoding, ``prefill_beside_s`` in one that decodes. ``prefill_rows_s``: that table at 0, 1, ... rows,
+    beyond which each adds ``prefill_token_s``; empty where there is none. What prompts cost a drafter is part of these.
     """
 
     verify_s: Floats
@@ -107,6 +107,7 @@ class StepCost:
     prefill_rows_s: Floats
     prefill_token_s: float
     prefill_request_s: float
+    prefill_beside_s: float = 0.0
 
     def is_outside(self, batch_tokens: int, prompt_tokens: int) -> bool:
         """Return whether a step is of sizes that the profile does not know."""
@@ -115,14 +116,14 @@ class StepCost:
         return size > self.known_to or 0 < size < self.known_from or past_rows
 
     def prompts_s(self, batch_tokens: int | Ints, prompt_tokens: int, admitted: int) -> Floats:
-        """Return the seconds that prompts add to passes of ``batch_tokens`` verified tokens, where they are not such.
+        """Return the seconds that prompts add to passes of ``batch_tokens`` verified tokens, but for being such.
 
         ``admitted``: requests whose prompt begins in the step.
         """
         batch = np.asarray(batch_tokens)
-        if self.prefill_as_verify or prompt_tokens == 0:
+        if prompt_tokens == 0:
             return np.zeros(batch.shape)
-        seconds = np.full(batch.shape, self.prefill_request_s * admitted)
+        seconds = self.prefill_request_s * admitted + np.where(batch == 0, self.prefill_floor_s, self.prefill_beside_s)
         if self.prefill_rows_s.size == 0:
             return seconds + self.prefill_token_s * prompt_tokens
         return seconds + (self._rows_s(batch + prompt_tokens) - self._rows_s(batch))
@@ -140,22 +141,30 @@ class StepCost:
         """
         seconds = self.overhead_s + self.per_request_s * requests + self.per_context_token_s * context_tokens
         seconds += float(self.verify_s[batch_tokens + (prefill_tokens if self.prefill_as_verify else 0)])
-        seconds += float(self.prompts_s(batch_tokens, prefill_tokens, admitted))
-        return seconds + (self.prefill_floor_s if batch_tokens == 0 and prefill_tokens > 0 else 0.0)
+        return seconds + float(self.prompts_s(batch_tokens, prefill_tokens, admitted))
 
 
-def step_cost(step_time: StepTime, max_batch_tokens: int) -> StepCost:
-    """Evaluate a profile's step time up to a batch of ``max_batch_tokens``; raises `ProfileError`."""
+def step_cost(step_time: StepTime, max_batch_tokens: int, drafter: str | None = None) -> StepCost:
+    """Evaluate a profile's step time up to a batch of ``max_batch_tokens``; raises `ProfileError`.
+
+    ``drafter``: who takes prompts in as well.
+    """
     verify = evaluate(step_time.verify, max_batch_tokens, "step_time.verify (batch tokens)")
     prefill = step_time.prefill
-    floor_s = token_s = request_s = 0.0
+    floor_s = token_s = request_s = beside_s = 0.0
     rows_s = NO_ROWS
     if isinstance(prefill, LinearPrefill):
         floor_s, token_s, request_s = prefill.floor_s, prefill.per_token_s, prefill.per_request_s or 0.0
     elif isinstance(prefill, RowsPrefill):
-        floor_s, token_s = prefill.floor_s, prefill.seconds[-1] / prefill.sizes[-1]
+        floor_s, beside_s = prefill.floor_s, prefill.beside_s
+        token_s = prefill.seconds[-1] / prefill.sizes[-1]
         rows_s = np.interp(np.arange(prefill.sizes[-1] + 1), (0, *prefill.sizes), (0.0, *prefill.seconds))
-        rows_s.setflags(write=False)
+    draft = step_time.draft.get(drafter) if drafter is not None else None
+    if draft is not None and (own := draft.prefill) is not None:
+        floor_s, token_s = floor_s + own.floor_s, token_s + own.per_token_s
+        request_s += own.per_request_s or 0.0
+        rows_s = rows_s + own.per_token_s * np.arange(rows_s.size)
+    rows_s.setflags(write=False)
     return StepCost(
         verify_s=verify.seconds,
         known_from=verify.known_from,
@@ -168,6 +177,7 @@ def step_cost(step_time: StepTime, max_batch_tokens: int) -> StepCost:
         prefill_rows_s=rows_s,
         prefill_token_s=token_s,
         prefill_request_s=request_s,
+        prefill_beside_s=beside_s,
     )
 
 

@@ -160,11 +160,13 @@ class RowsPrefill(Section):
     So a kernel that takes another way past some number of rows does so whatever these are rows of, while what is done
     with verified tokens alone (their logits, their judgement) is no part of a prompt's price. ``rows`` is ``seconds``
     at ``sizes``, linear between them and from nothing at 0; beyond the last, which counts as outside the profile's
-    range, at the mean rate of the whole table. ``floor_s``: where a step of prompts alone starts from.
+    range, at the mean rate of the whole table. ``floor_s``: where a step of prompts alone starts from. ``beside_s``:
+    what a prompt adds to a step that decodes, whatever its rows (its attention is a call of its own).
     """
 
     kind: Literal["rows"] = "rows"
     floor_s: Seconds
+    beside_s: Seconds = 0.0
     sizes: Annotated[tuple[Tokens, ...], MinLen(1)]
     seconds: Annotated[tuple[Annotated[float, Gt(0)], ...], MinLen(1)]
     provenance: Provenance
@@ -192,11 +194,13 @@ class DraftCost(Section):
     """Time to draft for a number of requests.
 
     ``per``: ``round`` where one pass drafts the whole block whatever its length (DFlash, DSpark), ``token`` where
-    each draft token costs a pass (EAGLE, MTP chains, a small model).
+    each draft token costs a pass (EAGLE, MTP chains, a small model). ``prefill``: what taking prompts in costs the
+    drafter, beside what it costs the target. Absent: nothing, or the target's price holds it.
     """
 
     per: Literal["round", "token"]
     curve: Curve
+    prefill: LinearPrefill | None = None
 
 
 class StepTime(Section):

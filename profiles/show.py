@@ -140,16 +140,21 @@ def _step_time(step_time: StepTime) -> Report:
     prefill = step_time.prefill
     priced: Report = {}
     if isinstance(prefill, LinearPrefill):
-        priced = {"floor_ms": 1e3 * prefill.floor_s, "per_token_ms": 1e3 * prefill.per_token_s}
-        if prefill.per_request_s is not None:
-            priced["per_request_ms"] = 1e3 * prefill.per_request_s
+        priced = _linear(prefill)
     elif isinstance(prefill, RowsPrefill):
         each = zip(prefill.sizes, prefill.seconds, strict=True)
         points = [{"rows": size, "ms": 1e3 * seconds, "known": True} for size, seconds in each]
-        priced = {"floor_ms": 1e3 * prefill.floor_s, "points": points}
+        priced = {"floor_ms": 1e3 * prefill.floor_s, "beside_ms": 1e3 * prefill.beside_s, "points": points}
     return {
         "verify": _curve(step_time.verify, "batch_tokens"),
-        "draft": {name: {"per": cost.per, **_curve(cost.curve, "requests")} for name, cost in step_time.draft.items()},
+        "draft": {
+            name: {
+                "per": cost.per,
+                **_curve(cost.curve, "requests"),
+                **({"prefill": _linear(cost.prefill)} if cost.prefill is not None else {}),
+            }
+            for name, cost in step_time.draft.items()
+        },
         "prefill": {"kind": prefill.kind, **priced},
         **{
             f"{name}_ms": 1e3 * part.seconds
@@ -157,6 +162,13 @@ def _step_time(step_time: StepTime) -> Report:
             if (part := getattr(step_time, name)) is not None
         },
     }
+
+
+def _linear(prefill: LinearPrefill) -> Report:
+    priced: Report = {"floor_ms": 1e3 * prefill.floor_s, "per_token_ms": 1e3 * prefill.per_token_s}
+    if prefill.per_request_s is not None:
+        priced["per_request_ms"] = 1e3 * prefill.per_request_s
+    return priced
 
 
 def _curve(curve: Curve, unit: str) -> Report:
@@ -282,6 +294,14 @@ def _mark(where: str, assumed: Iterable[str]) -> str:
     return "*" if where in assumed else ""
 
 
+def _linear_text(prefill: Report) -> str:
+    letting_in = f", {prefill['per_request_ms']:.3g} ms a request let in" if "per_request_ms" in prefill else ""
+    return (
+        f"{1e3 * prefill['per_token_ms']:.3g} us a prompt token{letting_in}; "
+        f"a step of prompts alone starts from {prefill['floor_ms']:.4g} ms"
+    )
+
+
 def _step_time_lines(step_time: Report, steps: list[Report], assumed: list[str]) -> list[str]:
     lines = _wrap(f"verify{_mark('step_time.verify', assumed)}: {_range(step_time['verify'], 'batch tokens')}")
     lines += _points(step_time["verify"], "batch_tokens", "batch tokens")
@@ -290,17 +310,17 @@ def _step_time_lines(step_time: Report, steps: list[Report], assumed: list[str])
         lines += _wrap(f"draft {name}{mark}, per {cost['per']}: {_range(cost, 'requests')}")
         if any(point["ms"] > 0 for point in cost["points"]):
             lines += _points(cost, "requests", "requests")
+        if "prefill" in cost:
+            mark = _mark(f"step_time.draft.{name}.prefill", assumed)
+            lines.append(f"draft {name}, of prompts{mark}: {_linear_text(cost['prefill'])}")
     prefill, mark = step_time["prefill"], _mark("step_time.prefill", assumed)
     if prefill["kind"] == "linear":
-        letting_in = f", {prefill['per_request_ms']:.3g} ms a request let in" if "per_request_ms" in prefill else ""
-        lines.append(
-            f"prefill{mark}: {1e3 * prefill['per_token_ms']:.3g} us a prompt token{letting_in}; "
-            f"a step of prompts alone starts from {prefill['floor_ms']:.4g} ms"
-        )
+        lines.append(f"prefill{mark}: {_linear_text(prefill)}")
     elif prefill["kind"] == "rows":
         lines += _wrap(
             f"prefill{mark}: prompt tokens as rows of the pass that verifies, p beside b: rows(b + p) - rows(b); "
-            f"a step of prompts alone starts from {prefill['floor_ms']:.4g} ms"
+            f"a step of prompts alone starts from {prefill['floor_ms']:.4g} ms, "
+            f"to one that decodes they add {prefill['beside_ms']:.4g} ms"
         )
         lines += _points(prefill, "rows", "rows")
     else:

@@ -153,7 +153,7 @@ def build_engine(
     try:
         # Prompts are batch tokens in some profiles; elsewhere decoding alone decides how far the curve must reach.
         reach = most if step_time.prefill.kind == "as_verify" else min(fleet.max_batch_tokens, longest)
-        cost_of_step = step_cost(step_time, reach)
+        cost_of_step = step_cost(step_time, reach, policy.drafter)
     except InputError as error:
         raise ScenarioError(
             document.fault(

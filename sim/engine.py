@@ -109,6 +109,7 @@ def _laid_out(engine: Engine) -> tuple[Ints, Floats]:
     floats[kernels.C_PREFILL_TOKEN] = cost.prefill_token_s
     floats[kernels.C_PREFILL_FLOOR] = cost.prefill_floor_s
     floats[kernels.C_PREFILL_REQUEST] = cost.prefill_request_s
+    floats[kernels.C_PREFILL_BESIDE] = cost.prefill_beside_s
     floats[kernels.C_DEADLINE] = engine.deadline_s
     floats[kernels.C_FLOOR] = policy.min_confidence if isinstance(policy, Threshold) else 0.0
     floats[at.verify : at.draft] = cost.verify_s

@@ -111,10 +111,11 @@ ENGINE_HEAD = 21
     C_PREFILL_TOKEN,
     C_PREFILL_FLOOR,
     C_PREFILL_REQUEST,
+    C_PREFILL_BESIDE,
     C_DEADLINE,
     C_FLOOR,
-) = range(8)
-ENGINE_F_HEAD = 8
+) = range(9)
+ENGINE_F_HEAD = 9
 
 # Policies that are compiled; the others choose in Python.
 NONE, FIXED, THRESHOLD, BATCH_TABLE, DSPARK, DSPARK_ASYNC, ORACLE, IN_PYTHON = range(8)
@@ -555,10 +556,9 @@ def advance(state_i, state_f, engine_i, engine_f, counts, times, kv_blocks, reco
 def _other_s(n, prompt, state_i, state_f, engine_i, engine_f):  # type: ignore[no-untyped-def]
     """Return the seconds of a step that do not depend on its lengths: all but those of `_verify_s`."""
     other_s = engine_f[C_OVERHEAD] + engine_f[C_PER_REQUEST] * n + engine_f[C_PER_CONTEXT] * state_i[S_STEP_CONTEXT]
-    if engine_i[E_AS_VERIFY] == 0:
+    if prompt > 0:
         if engine_i[E_ROWS_SIZE] == 0:
             other_s += engine_f[C_PREFILL_TOKEN] * prompt
         other_s += engine_f[C_PREFILL_REQUEST] * state_i[S_ADMITTED]
-        if n == 0:
-            other_s += engine_f[C_PREFILL_FLOOR]
+        other_s += engine_f[C_PREFILL_FLOOR if n == 0 else C_PREFILL_BESIDE]
     return other_s + state_f[F_DRAFT]

@@ -40,7 +40,7 @@ from sim.cells import Cell, Work, prepare, run_cell
 from sim.loading import checked
 from sim.metrics import Metrics
 from sim.output import slugs, write_json
-from sim.scenario import label_of
+from sim.scenario import label_of, parsed
 
 if TYPE_CHECKING:
     from decoder.measuring import Measuring
@@ -393,7 +393,8 @@ class Trial:
             lucks = [run_cell(work, run.cell, luck=luck).metrics for luck in range(LUCKS)]
             run.pair.predicted.append(mean_metrics(lucks))
             steps = load_steps(run.records)
-            run.pair.priced.append(priced(steps, load_profile(then), DRAFTER))
+            drafter = parsed(work.document).policies[run.cell.policy].drafter
+            run.pair.priced.append(priced(steps, load_profile(then), drafter))
             run.pair.taken.append(taken(steps))
 
     def rows(self) -> list[dict[str, Any]]:

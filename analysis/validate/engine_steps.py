@@ -40,7 +40,7 @@ def taken(steps: pd.DataFrame) -> Metrics:
     }
 
 
-def priced(steps: pd.DataFrame, profile: Profile, drafter: str) -> Metrics:
+def priced(steps: pd.DataFrame, profile: Profile, drafter: str | None) -> Metrics:
     """Return the seconds that a profile says each of `PARTS` takes, host time between steps left out."""
     target_s, draft_s = prices(steps, profile, drafter)
     plain = steps["prompt_tokens"].to_numpy() == 0
@@ -51,17 +51,19 @@ def priced(steps: pd.DataFrame, profile: Profile, drafter: str) -> Metrics:
     }
 
 
-def prices(steps: pd.DataFrame, profile: Profile, drafter: str) -> tuple[Floats, Floats]:
+def prices(steps: pd.DataFrame, profile: Profile, drafter: str | None) -> tuple[Floats, Floats]:
     """Return the seconds of each step without and of its drafting, as the profile has them.
 
-    Where a profile is this machine's own, a prompt's price holds what the drafter takes for it.
+    A prompt's price holds what the ``drafter``, where the engine has one, takes for it.
     """
     assert profile.step_time is not None
-    cost: StepCost = step_cost(profile.step_time, _MAX_BATCH_TOKENS)
-    curve, a_token_each = draft_cost(profile.step_time, drafter, int(steps["decoding"].max()))
+    cost: StepCost = step_cost(profile.step_time, _MAX_BATCH_TOKENS, drafter)
     columns = ("decoding", "batch_tokens", "context_tokens", "prompt_tokens")
     rows = [tuple(map(int, row)) for row in steps[list(columns)].itertuples(index=False)]
     target_s = np.array([cost.target_s(*row) for row in rows]) - cost.overhead_s
+    if drafter is None:
+        return target_s, np.zeros(target_s.size)
+    curve, a_token_each = draft_cost(profile.step_time, drafter, int(steps["decoding"].max()))
     drafted = steps["drafted_tokens"].to_numpy()
     each = np.where(a_token_each, drafted / np.maximum(steps["decoding"].to_numpy(), 1), drafted > 0)
     return target_s, each * curve.seconds[steps["decoding"].to_numpy()]

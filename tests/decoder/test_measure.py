@@ -57,8 +57,10 @@ def test_parts_of_a_lawful_machine_are_found():
     assert found.draft_s == {1: 0.25, 2: 0.25, 4: 0.25, 8: 0.25}
 
 
-def test_what_rows_of_prompts_add_is_found():
-    """A machine that takes another way past 40 rows, of whatever they are rows of."""
+@pytest.mark.parametrize("several", (True, False))
+@pytest.mark.parametrize("beside_s", (0.0, 0.3))
+def test_what_rows_of_prompts_add_is_found(beside_s, several):
+    """A machine that takes another way past 40 rows, of whatever they are rows of; its drafter takes prompts in too."""
 
     def rows_s(rows):
         return 0.1 * rows + 0.9 * np.clip((rows - 40) / 4, 0, 1)
@@ -66,25 +68,34 @@ def test_what_rows_of_prompts_add_is_found():
     base = fit(lawful(grid((1, 2, 4, 8), (0, 1, 3), (10, 100), max_batch_tokens=64, max_cached_tokens=9999, margin=4)))
     points = [Point(0, 0, 0, prompt) for prompt in (8, 40, 44, 90)]
     points += [Point(4, 0, 10, prompt) for prompt in (8, 40, 44, 80)]
+    if several:
+        points += [Point(4, 1, 10, prompt) for prompt in (8, 40, 44, 80)]
     taken = {}
     for point in points:
-        # Beside others the rows take the drafter longer, 0.02 s each; alone nothing is drafted.
         verified = point.batch_tokens
-        step_s = rows_s(verified + point.prompt) - rows_s(verified) + 0.02 * point.prompt
-        draft_s = 0.25 + 0.02 * point.prompt if point.requests else 0.0
-        step_s += seconds(point) - LAW["prompt"] * point.prompt + (0.25 if point.requests else 0.0)
+        draft_s = (0.25 if point.requests else 0.11) + 0.02 * point.prompt
+        step_s = seconds(point) - LAW["prompt"] * point.prompt + rows_s(verified + point.prompt) - rows_s(verified)
+        step_s += draft_s + (beside_s if point.requests else 0.0)
         taken[point] = Samples([step_s] * 3, [draft_s] * 3)
     found = fit_prefill(taken, base)
-    assert found.floor_s == pytest.approx(LAW["prompt_floor"])
+    assert found.draft_floor_s == pytest.approx(0.11)
+    assert found.draft_token_s == pytest.approx(0.02)
     assert found.sizes == (8, 40, 44, 80, 90)
-    assert found.seconds == pytest.approx([rows_s(size) + 0.02 * size for size in found.sizes])
-    assert max(map(abs, found.residuals.values())) < 1e-9
+    if several or not beside_s:
+        assert found.floor_s == pytest.approx(LAW["prompt_floor"])
+        assert found.beside_s == pytest.approx(beside_s, abs=1e-9)
+        assert found.seconds == pytest.approx([rows_s(size) for size in found.sizes])
+        assert max(map(abs, found.residuals.values())) < 1e-9
+    else:
+        # Beside one number of batch tokens nothing tells the two apart.
+        assert found.beside_s == 0
 
 
 def test_one_prompt_length_is_enough_for_a_rate():
     base = fit(lawful(grid((1, 2, 4), (0,), (10, 100), max_batch_tokens=64, max_cached_tokens=9999, margin=4)))
     points = [Point(0, 0, 0, 20), Point(4, 0, 10, 20)]
-    taken = {point: Samples([seconds(point) + 0.25 * (point.requests > 0)] * 3, [0.0] * 3) for point in points}
+    drafts = {point: 0.25 * (point.requests > 0) for point in points}
+    taken = {point: Samples([seconds(point) + own] * 3, [own] * 3) for point, own in drafts.items()}
     found = fit_prefill(taken, base)
     assert found.floor_s == pytest.approx(LAW["prompt_floor"])
     assert found.seconds == pytest.approx((20 * LAW["prompt"],))
@@ -158,7 +169,9 @@ def test_a_profile_is_written_that_the_simulator_reads(tmp_path, capsys):
     assert "torch" in provenance.version
     assert provenance.command.startswith("python -m decoder.measure --shape toy")
     report = json.loads((tmp_path / "r.json").read_text())
-    assert len(report["points"]) == 2 * 3 * 2 + 4
+    # Prompts: alone, beside one request, beside two, and beside two that draft.
+    assert len(report["points"]) == 2 * 3 * 2 + 2 * 4
+    assert profile.step_time.draft["dspark"].prefill.per_token_s > 0
     assert all(point["target_s"] > 0 for point in report["points"])
     assert report["roofline"]["copy_bytes_per_s"] > 0
     assert "parts against measured steps" in capsys.readouterr().out

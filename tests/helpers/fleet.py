@@ -106,6 +106,7 @@ def engine(
     prompt_token_s: float = 0.001,
     prompt_rows_s: Sequence[float] = (),
     prompt_request_s: float = 0.0,
+    prompt_beside_s: float = 0.0,
     prompts_as_batch: bool = False,
     draft_s: float | Callable[[np.ndarray], np.ndarray] = 0.0,
     draft_per_token: bool = False,
@@ -124,7 +125,8 @@ def engine(
 
     ``step_s``, ``draft_s``: seconds of a step whatever its batch tokens (of drafting, whatever the requests), or a
     function of their number. Prompts cost ``prompt_token_s`` a token, or by ``prompt_rows_s`` where that says something
-    (see `RowsPrefill`), and ``prompt_request_s`` at their beginning, unless ``prompts_as_batch``.
+    (see `RowsPrefill`), and ``prompt_request_s`` at their beginning, unless ``prompts_as_batch``. Beside decoding they
+    add ``prompt_beside_s``.
     """
     sizes = np.arange(max(largest, max_batch_tokens) + 1, dtype=np.float64)
     verify_s = np.asarray(step_s(sizes) if callable(step_s) else np.full(sizes.size, step_s), np.float64)
@@ -147,6 +149,7 @@ def engine(
             prefill_rows_s=NO_ROWS if prompts_as_batch else np.asarray(prompt_rows_s, np.float64),
             prefill_token_s=0.0 if prompts_as_batch else prompt_token_s,
             prefill_request_s=0.0 if prompts_as_batch else prompt_request_s,
+            prefill_beside_s=prompt_beside_s,
         ),
         draft_s=draft,
         draft_per_token=draft_per_token,
@@ -392,6 +395,7 @@ def _audit_prices(result: RunResult, toy: Engine, replicas: int) -> None:
     draft_s = np.where(drafted > 0, toy.draft_s[n] * (drafted if toy.draft_per_token else 1.0), 0.0)
     np.testing.assert_allclose(steps["draft_s"], draft_s, rtol=1e-12)
     expected = cost.overhead_s + draft_s + cost.per_request_s * n + cost.per_context_token_s * steps["context_tokens"]
+    expected = expected + cost.prefill_beside_s * ((n > 0) & (prompts > 0))
     if cost.prefill_as_verify:
         expected = expected + cost.verify_s[batch + prompts]
     else:

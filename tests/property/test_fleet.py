@@ -48,6 +48,7 @@ def engines(draw):
         prompt_token_s=1e-3,
         prompt_rows_s=draw(st.sampled_from([(), (0.0, 2e-3, 5e-3, 5.5e-3), tuple(1e-3 * np.arange(70) ** 1.2)])),
         prompt_request_s=draw(st.sampled_from([0.0, 3e-3])),
+        prompt_beside_s=draw(st.sampled_from([0.0, 2e-3])),
         prompts_as_batch=draw(st.booleans()),
         draft_s=lambda requests: 1e-3 + 1e-4 * requests,
         draft_per_token=draw(st.booleans()),

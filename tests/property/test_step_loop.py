@@ -69,10 +69,11 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "prompt_rows": {
         "prompt_rows_s": tuple(0.002 * np.arange(20) + 0.011 * (np.arange(20) > 11)),
+        "prompt_beside_s": 0.009,
         "prefill": Chunked(chunk_tokens=6),
     },
     "context_limit": {"max_context_tokens": 30},
-    "prompts_as_batch": {"prompts_as_batch": True, "prefill": Chunked(chunk_tokens=8)},
+    "prompts_as_batch": {"prompts_as_batch": True, "prompt_beside_s": 0.009, "prefill": Chunked(chunk_tokens=8)},
     "pool": {
         "prefill": Disaggregated(replicas=1, hand_off=0.013, max_step_tokens=16),
         "prompt_request_s": 0.017,

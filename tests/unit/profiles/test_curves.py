@@ -12,6 +12,7 @@ from profiles.schema import (
     DraftCost,
     LawCurve,
     LinearPrefill,
+    Prefill,
     PrefillAsVerify,
     Provenance,
     RowsPrefill,
@@ -168,10 +169,36 @@ def test_letting_a_request_in_may_cost_by_itself() -> None:
         assert with_it.target_s(*step, 0) == without.target_s(*step)
 
 
+AS_VERIFY = PrefillAsVerify(provenance=SOURCED)
+
+
 def test_prompts_may_cost_what_verified_tokens_cost() -> None:
-    cost = step_cost(StepTime(verify=LAW, prefill=PrefillAsVerify(provenance=SOURCED)), 50)
+    cost = step_cost(StepTime(verify=LAW, prefill=AS_VERIFY), 50)
     assert cost.target_s(4, 12, 0, 30) == pytest.approx(0.01 + 0.001 * 42)
     assert cost.target_s(0, 0, 0, 30) == pytest.approx(0.01 + 0.001 * 30)
+
+
+def test_prompts_may_add_to_a_step_that_decodes_whatever_their_rows() -> None:
+    with_it, without = (
+        step_cost(StepTime(verify=LAW, prefill=prefill), 50)
+        for prefill in (ROWS.model_copy(update={"beside_s": 0.007}), ROWS)
+    )
+    assert with_it.target_s(4, 5, 0, 10) == pytest.approx(without.target_s(4, 5, 0, 10) + 0.007)
+    for step in ((4, 5, 0, 0), (0, 0, 0, 10)):
+        assert with_it.target_s(*step) == without.target_s(*step)
+
+
+@pytest.mark.parametrize("prefill", [PREFILL, ROWS, AS_VERIFY])
+def test_a_drafter_that_takes_prompts_in_has_its_price(prefill: Prefill) -> None:
+    own = LinearPrefill(floor_s=0.3, per_token_s=0.02, per_request_s=0.001, provenance=SOURCED)
+    step_time = StepTime(verify=LAW, prefill=prefill, draft={"block": DraftCost(per="round", curve=LAW, prefill=own)})
+    alone, both = step_cost(step_time, 80), step_cost(step_time, 80, "block")
+    for tokens in (3, 16, 40):
+        assert both.target_s(4, 12, 0, tokens, 2) == pytest.approx(
+            alone.target_s(4, 12, 0, tokens, 2) + 0.02 * tokens + 0.002
+        )
+        assert both.target_s(0, 0, 0, tokens) == pytest.approx(alone.target_s(0, 0, 0, tokens) + 0.3 + 0.02 * tokens)
+    assert both.target_s(4, 12, 0, 0) == alone.target_s(4, 12, 0, 0)
 
 
 def test_draft_cost_is_by_drafter() -> None:
