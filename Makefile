@@ -66,8 +66,8 @@ TRAIN := $(LAB).train --target smollm2 --documents 4 --learning-rate 3e-3 --opti
     --save-dtype bfloat16
 NEW := --draft-vocab 8192 --start target --steps $(LAB_STEPS)
 BLOCK := $(NEW) --feature-layers 8,21,28 --anchors 40
-# The questions that the rung `engine` serves: all of one length, 48 a domain (144 in all); answers of 160 tokens, so that
-# the bank has 2,000 positions of each domain.
+# The questions that the rung `engine` serves: all of one length, 48 a domain (144 in all); answers of 160 tokens each,
+# past their own end, as the engine writes on where the traffic says so.
 SERVED := 84..96
 SPEED := $(LAB).evaluate --target smollm2 --prompts written-t1-held_out --per-domain 4 --max-new-tokens 96 --against-none
 SHIPPED := dspark mtp
@@ -78,7 +78,8 @@ bank_of = $(foreach name,$(1),--drafter $(name)=$(DRAFTERS)/$(name))
 lab-text: .venv/.lab-stamp
 	$(LAB).collect --target smollm2 --split held_out --tokens 16000 --group 96
 	$(LAB).collect --target smollm2 --split held_out --tokens 16000 --group 96 --temperature 0
-	$(LAB).collect --target smollm2 --split held_out --prompt-tokens $(SERVED) --tokens 1 --group 144 --max-new-tokens 160
+	$(LAB).collect --target smollm2 --split held_out --prompt-tokens $(SERVED) --ignore-eos --tokens 1 --group 144 \
+	    --max-new-tokens 160
 	$(LAB).collect --target smollm2 --tokens $(LAB_TOKENS) --group 128
 
 lab: lab-text
@@ -97,7 +98,7 @@ lab: lab-text
 	for text in written-t1-held_out written-t0-held_out; do \
 	    $(LAB).bank --target smollm2 --text $$text --draft-length 5 $(call bank_of,$(COMPARED)) || exit 1; \
 	done
-	$(LAB).bank --target smollm2 --text written-t1-held_out-$(SERVED) --name smollm2_engine \
+	$(LAB).bank --target smollm2 --text written-t1-held_out-$(SERVED)-ignore_eos --name smollm2_engine \
 	    --drafter dspark=decoder/checkpoints/smollm2/dspark
 	for name in $(COMPARED); do \
 	    $(SPEED) --drafter $(DRAFTERS)/$$name --json docs/lab/speed_$$name.json || exit 1; \

@@ -99,6 +99,7 @@ def engine(policy: Policy) -> Engine:
         kv_blocks=1 << 24,
         deadline_s=np.inf,
         luck_key=Streams(42).key("luck"),
+        text_key=Streams(42).key("luck"),
     )
 
 

@@ -52,6 +52,11 @@ def make_parser() -> argparse.ArgumentParser:
         help="only prompts of N to M tokens, the last N of each (default: all, whole)",
     )
     parser.add_argument(
+        "--ignore-eos",
+        action="store_true",
+        help="write --max-new-tokens of every answer, past its end",
+    )
+    parser.add_argument(
         "--layers", metavar="LIST", help="layers whose outputs are kept, from 0 (default: five, evenly, and the last)"
     )
     parser.add_argument("--group", type=int, default=192, metavar="N", help="documents a shard, decoded at once")
@@ -87,6 +92,8 @@ def _run(options: argparse.Namespace) -> int:
     part, parts = _part(options.part)
     if options.prompt_tokens is not None:
         _span(options.prompt_tokens)
+    if options.ignore_eos and options.text == "corpus":
+        raise InputError(Fault("is of answers that are written (got --text corpus)", key="--ignore-eos"))
     if options.temperature < 0:
         raise InputError(Fault(f"expected 0 or more (got {options.temperature})", key="--temperature"))
     import platform
@@ -117,7 +124,7 @@ def _run(options: argparse.Namespace) -> int:
         raise InputError(Fault("holds no tokenizer; prompts cannot be asked", str(folder)))
     layers = _layers(options.layers, target.num_layers)
     name = target_name(options.target)
-    called = folder_name(options.text, options.temperature, options.split, options.prompt_tokens)
+    called = folder_name(options.text, options.temperature, options.split, options.prompt_tokens, options.ignore_eos)
     out = options.lab / name / "text" / called
     meta = Meta(
         target=name,
@@ -137,6 +144,7 @@ def _run(options: argparse.Namespace) -> int:
             "device": torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else "cpu",
         },
         prompt_tokens=options.prompt_tokens,
+        ignore_eos=options.ignore_eos,
     )
     per_token = bytes_per_token(len(layers), target.hidden_size)
     free = shutil.disk_usage(_existing(options.lab)).free
@@ -150,7 +158,7 @@ def _run(options: argparse.Namespace) -> int:
     if expected > free:
         raise InputError(Fault(f"needs up to {expected / 1e9:.1f} GB; {free / 1e9:.1f} GB are free", str(options.lab)))
     open_folder(out, meta)
-    eos = eos_ids(target)
+    eos = frozenset() if options.ignore_eos else eos_ids(target)
     wanted = -(-options.tokens // parts)
     rows = written = shards = 0
     began = time.perf_counter()
@@ -214,10 +222,13 @@ def _span(text: str) -> tuple[int, int]:
     return int(fewest), int(most)
 
 
-def folder_name(text: str, temperature: float, split: str, prompt_tokens: str | None) -> str:
+def folder_name(
+    text: str, temperature: float, split: str, prompt_tokens: str | None = None, ignore_eos: bool = False
+) -> str:
     """Return where text of one kind lies: ``written-t1-train``, ``corpus-held_out``, ``written-t1-held_out-84..96``."""
     kind = "corpus" if text == "corpus" else f"written-t{temperature:g}"
-    return "-".join((kind, split, *([] if prompt_tokens is None else [prompt_tokens])))
+    of_some = [] if prompt_tokens is None else [prompt_tokens]
+    return "-".join((kind, split, *of_some, *(["ignore_eos"] if ignore_eos else [])))
 
 
 def _existing(path: Path) -> Path:

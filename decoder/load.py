@@ -6,7 +6,6 @@ came of it is in the engine's journal, in the simulator's columns.
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import itertools
 import math
@@ -64,26 +63,26 @@ class Prompts:
     """Token ids of prompts by domain, cut and joined to whatever length the traffic asks for.
 
     A prompt of n tokens is the end of a text, with the texts after it set before it where it is too short: it ends as
-    the target is used to being asked. Which text is chosen belongs to seed, domain and request. Of the answer
-    to a question without its beginning less may be accepted: where that matters, give texts of that length.
+    the target is used to being asked. Of the answer to a question without its beginning less may be accepted: where
+    that matters, give texts of that length.
     """
 
-    def __init__(self, texts: Mapping[str, Sequence[Sequence[int]]], seed: int = 0) -> None:
+    def __init__(self, texts: Mapping[str, Sequence[Sequence[int]]]) -> None:
         for domain, found in texts.items():
             if not any(found):
                 raise InputError(Fault(f"domain '{domain}' has no prompt", key="domains"))
         self._texts = {domain: [tuple(text) for text in found if text] for domain, found in texts.items()}
-        self._seed = seed
 
-    def take(self, domain: str, name: str, tokens: int) -> tuple[int, ...]:
-        """Return a prompt of exactly ``tokens`` tokens; raises `InputError` for an unknown domain."""
+    def take(self, domain: str, draw: int, tokens: int) -> tuple[int, ...]:
+        """Return a prompt of exactly ``tokens`` tokens; raises `InputError` for an unknown domain.
+
+        ``draw``: chooses the text, by its rest by how many there are, as the simulator chooses one of a bank.
+        """
         if domain not in self._texts:
             raise InputError(Fault(f"no prompts of domain '{domain}'; known: {', '.join(self._texts)}", key="domains"))
         texts = self._texts[domain]
-        key = f"{self._seed}\x1f{domain}\x1f{name}".encode()
-        at = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
         ids: tuple[int, ...] = ()
-        for index in itertools.count(at):
+        for index in itertools.count(draw):
             ids = texts[index % len(texts)] + ids
             if len(ids) >= tokens:
                 break
@@ -92,10 +91,14 @@ class Prompts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    """How every request of a run is to be decoded. Each ends where the traffic says, as if by a stop token there."""
+    """How every request of a run is to be decoded. Each ends where the traffic says, as if by a stop token there.
+
+    ``draw_of``: what chooses a request's prompt, given what the request is keyed by in `sim.workload`.
+    """
 
     sampling: Sampling
     seed: int = 0
+    draw_of: Callable[[int], int] = lambda key: key
 
 
 def drive(
@@ -156,7 +159,7 @@ def _drive(
             served = engine.submit(
                 Request(
                     request_id=arrival.name,
-                    prompt_ids=prompts.take(arrival.domain, arrival.name, arrival.prompt_tokens),
+                    prompt_ids=prompts.take(arrival.domain, asking.draw_of(arrival.key), arrival.prompt_tokens),
                     # Where the text ends is not the engine's to know; only its context limits it.
                     limits=Limits(max_new_tokens=engine.settings.max_context_tokens),
                     sampling=asking.sampling,
@@ -183,7 +186,10 @@ def _drive(
 
 @dataclass(frozen=True, slots=True)
 class _Arrival:
+    """``key``: what the request is keyed by in the simulator, too."""
+
     name: str
+    key: int
     arrived_s: float
     prompt_tokens: int
     output_tokens: int
@@ -211,6 +217,7 @@ class _Table:
         self._row += 1
         return _Arrival(
             f"{row}",
+            row,
             float(table.arrived_s[row]),
             int(table.prompt_tokens[row]),
             int(table.output_tokens[row]),
@@ -237,6 +244,7 @@ class _Loop:
         asked = self._users.turn(user, turn, ready_s)
         arrival = _Arrival(
             f"{user}:{turn}",
+            user << 32 | turn,
             asked.arrived_s,
             asked.prompt_tokens,
             asked.output_tokens,

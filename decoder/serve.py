@@ -245,7 +245,7 @@ def _prompts(options: argparse.Namespace, target: HfTarget, folder: Path, domain
                 f"no prompts of domain '{unknown[0]}'; known: {', '.join(texts) or ', '.join(DOMAINS)}", key="domains"
             )
         )
-    return Prompts(texts, options.seed or 0)
+    return Prompts(texts)
 
 
 def serve_cell(
@@ -263,10 +263,13 @@ def serve_cell(
     ``folder``: gets the records as Parquet; ``journals``: gets them a line at a time while the engine runs. ``clock``:
     one that skips idle time, for a run that is to take less long.
     """
+    import numpy as np
+
     from decoder.journal import Journal
     from decoder.load import Asking, WallClock, drive
     from sim.cells import CellResult, cell_folder
     from sim.invariants import Books
+    from sim.kernels import text_draw
     from sim.metrics import Measurement, Timeline
     from sim.output import parquet_file
     from sim.scenario import parsed
@@ -279,12 +282,18 @@ def serve_cell(
     if journals is not None:
         shutil.rmtree(journals / home, ignore_errors=True)
     engine.journal = Journal(journals / home if journals is not None else None)
+    text_key = ready.streams.key("luck")
     clock.restart()
     drive(
         engine,
         ready.traffic,
         plant.prompts,
-        Asking(sampling=plant.sampling, seed=int(ready.streams.key("engine"))),
+        Asking(
+            sampling=plant.sampling,
+            seed=int(ready.streams.key("engine")),
+            # Of prompts that a bank was recorded on each request gets the one whose text it follows when simulated.
+            draw_of=lambda key: int(text_draw(text_key, np.uint64(key))),
+        ),
         horizon_s=scenario.horizon,
         clock=clock,
         on_progress=on_progress,

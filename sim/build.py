@@ -180,6 +180,7 @@ def build_engine(
         kv_blocks=plant.kv_blocks,
         deadline_s=scenario.deadline if scenario.deadline is not None else np.inf,
         luck_key=streams.key("luck"),
+        text_key=streams.key("luck"),
     )
 
 

@@ -139,7 +139,7 @@ def run_cell(work: Work, cell: Cell, on_share: Callable[[float], None] | None = 
     """Simulate one cell; a pure function of the work, the cell and the luck.
 
     ``on_share`` is called with the share of the horizon that is done. Another ``luck`` has other drafts accepted of the
-    same requests.
+    same requests, which follow the same texts.
     """
     ready = _shared(work, cell.point, cell.replication)
     scenario, plant = ready.scenario, ready.plant

@@ -22,8 +22,9 @@ class Engine:
     """Settings of a replica's engine, in whole tokens, blocks and seconds.
 
     ``draft_s[r]``: seconds to draft for ``r`` requests, for each draft token where ``draft_per_token``.
-    ``known_requests``: requests up to which the profile measured drafting. ``ints``, ``floats``: the same for the
-    kernels, laid out by `sim.kernels.EngineLayout`.
+    ``known_requests``: requests up to which the profile measured drafting. ``text_key``: chooses which text of a bank
+    each request follows; ``luck_key``: what it meets there. ``ints``, ``floats``: the same for the kernels, laid out
+    by `sim.kernels.EngineLayout`.
     """
 
     policy: Policy
@@ -41,6 +42,7 @@ class Engine:
     kv_blocks: int
     deadline_s: float
     luck_key: np.uint64
+    text_key: np.uint64
     ints: Ints = field(init=False, repr=False)
     floats: Floats = field(init=False, repr=False)
 

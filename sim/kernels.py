@@ -184,9 +184,16 @@ class EngineLayout:
 
 @kernel
 def request_draws(luck_key, request_key):  # type: ignore[no-untyped-def]
-    """Return what is drawn once a request: its key, its cell of the normal table, and a number that chooses a text."""
+    """Return what is drawn once a request: its key and its cell of the normal table."""
     key = mix64(luck_key ^ mix64(request_key))
-    return key, np.int64(mix64(key ^ _EFFECT_SALT) >> _CELL_SHIFT), np.int64(mix64(key ^ _TEXT_SALT) >> np.uint64(2))
+    return key, np.int64(mix64(key ^ _EFFECT_SALT) >> _CELL_SHIFT)
+
+
+@kernel
+def text_draw(text_key, request_key):  # type: ignore[no-untyped-def]
+    """Return a number that chooses the text which a request follows: its rest by the domain's texts says which."""
+    key = mix64(text_key ^ mix64(request_key))
+    return np.int64(mix64(key ^ _TEXT_SALT) >> np.uint64(2))
 
 
 @njit(inline="always")

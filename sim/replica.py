@@ -368,7 +368,8 @@ class Replica:
     def _open_slot(self, row: int, blocks: int) -> None:
         log, slots, i = self.log, self.slots, self.decoding
         prompt, emitted = int(log.prompt_tokens[row]), int(log.counts[k.OUT, row])
-        key, cell, text = k.request_draws(self.engine.luck_key, log.request_key[row])
+        key, cell = k.request_draws(self.engine.luck_key, log.request_key[row])
+        text = k.text_draw(self.engine.text_key, log.request_key[row])
         tables = self.engine.acceptance
         slots[k.ROW, i] = row
         slots[k.EMITTED, i] = emitted

@@ -134,6 +134,7 @@ def build_engine(
         kv_blocks=1 << 40,
         deadline_s=np.inf,
         luck_key=Streams(seed).key("luck"),
+        text_key=Streams(seed).key("luck"),
     )
 
 

@@ -20,7 +20,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class Meta:
 
     ``layers``: target layers whose outputs are kept, from 0; the last of the model is the state after its final norm.
     ``text``: ``written`` by the target, or ``corpus``. ``prompt_tokens``: "N..M" where only prompts of so many tokens
-    were taken, the last N of each; None: all, whole.
+    were taken, the last N of each; None: all, whole. ``ignore_eos``: answers go on past their end.
     """
 
     target: str
@@ -58,6 +58,10 @@ class Meta:
     dtype: str
     versions: dict[str, str]
     prompt_tokens: str | None = None
+    ignore_eos: bool = False
+
+
+_DEFAULTS = {item.name: item.default for item in fields(Meta) if item.default is not MISSING}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,8 @@ def open_folder(folder: Path, meta: Meta) -> None:
     path = folder / META
     raw = json.loads(json.dumps(asdict(meta)))
     if path.exists():
-        found = json.loads(path.read_text(encoding="utf-8"))
+        # A folder of before a setting was there has what was done then: its default.
+        found = {**_DEFAULTS, **json.loads(path.read_text(encoding="utf-8"))}
         faults = [
             Fault(f"was begun with {found.get(key)}; asked for now: {value}", str(path), key=key)
             for key, value in raw.items()

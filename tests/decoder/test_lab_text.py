@@ -1,5 +1,6 @@
 """The lab's text: what the target writes, and what it was thinking, against the target alone."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -187,12 +188,21 @@ def test_a_shard_that_was_cut_off_is_an_error(target, prompts, tmp_path):
 
 
 def test_a_folder_that_was_begun_otherwise_is_refused(tmp_path):
-    from dataclasses import replace
-
     open_folder(tmp_path / "text", META)
     open_folder(tmp_path / "text", META)
     with pytest.raises(InputError, match="seed: was begun with 0; asked for now: 1"):
-        open_folder(tmp_path / "text", replace(META, seed=1))
+        open_folder(tmp_path / "text", dataclasses.replace(META, seed=1))
+
+
+def test_a_folder_of_before_a_setting_was_there_goes_on_with_its_default(tmp_path):
+    open_folder(tmp_path, META)
+    raw = json.loads((tmp_path / "meta.json").read_text())
+    older = {key: raw[key] for key in raw if key not in ("prompt_tokens", "ignore_eos")}
+    (tmp_path / "meta.json").write_text(json.dumps(older))
+    open_folder(tmp_path, META)
+    assert load_meta(tmp_path) == META
+    with pytest.raises(InputError, match="ignore_eos: was begun with False; asked for now: True"):
+        open_folder(tmp_path, dataclasses.replace(META, ignore_eos=True))
 
 
 def test_a_disk_that_takes_no_more_leaves_no_shard(target, prompts, tmp_path, monkeypatch):
@@ -317,9 +327,30 @@ def test_prompts_of_one_length_are_the_ends_of_those_within_a_span(spoken, few, 
     assert load_meta(tmp_path / "all" / "toy" / "text" / "written-t1-train").prompt_tokens is None
 
 
+def test_answers_may_go_on_past_their_end(spoken, few, tmp_path):
+    """A target for which half of the letters are an end: answers of one length, and what came before an end is kept."""
+    config = json.loads((spoken / "config.json").read_text())
+    (spoken / "config.json").write_text(json.dumps({**config, "eos_token_id": list(range(20))}))
+    (spoken / "generation_config.json").unlink(missing_ok=True)
+    assert collect(spoken, tmp_path, "--tokens", "1000") == 0
+    assert collect(spoken, tmp_path, "--tokens", "1000", "--ignore-eos") == 0
+    ended, on = (
+        {text.name: text for path in shard_paths(tmp_path / "toy" / "text" / name) for text in read_shard(path)}
+        for name in ("written-t1-train", "written-t1-train-ignore_eos")
+    )
+    assert {text.written_tokens for text in on.values()} == {4}
+    assert min(text.written_tokens for text in ended.values()) < 4
+    for name, text in ended.items():
+        rows = text.next_ids.size(0)
+        assert on[name].next_ids[:rows].equal(text.next_ids)
+    metas = [load_meta(tmp_path / "toy" / "text" / f"written-t1-train{end}") for end in ("", "-ignore_eos")]
+    assert [meta.ignore_eos for meta in metas] == [False, True]
+
+
 @pytest.mark.parametrize(
     "more, message",
     [
+        (["--ignore-eos", "--text", "corpus"], "--ignore-eos: is of answers that are written (got --text corpus)"),
         (["--prompt-tokens", "9"], "--prompt-tokens: expected N..M with N from 1 to M, as '84..96' (got '9')"),
         (["--prompt-tokens", "9..8"], "--prompt-tokens: expected N..M with N from 1 to M, as '84..96' (got '9..8')"),
         (["--tokens", "0"], "--tokens: expected at least 1 (got 0)"),

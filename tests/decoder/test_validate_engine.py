@@ -20,15 +20,18 @@ from analysis.validate.engine_report import COMPARED, make_report
 from analysis.validate.engine_steps import load_steps, priced, prices, taken
 from decoder import measure
 from decoder.checkpoint import save_net
+from decoder.lab.prompts import DOMAINS
 from decoder.lab.targets import target_sha256
 from decoder.load import Prompts, WallClock
 from decoder.sampling import Sampling
-from decoder.serve import Plant
+from decoder.serve import Plant, serve_cell
 from decoder.shapes import SHAPES, make_shape
 from decoder.step_times import Point, Samples
 from profiles.curves import draft_cost, step_cost
 from profiles.errors import InputError
 from profiles.files import SHIPPED, load_profile, save_profile
+from sim.acceptance import AcceptanceTables
+from sim.cells import Cell, prepare, run_cell
 from sim.output import write_json
 
 STEPS = SHIPPED / "engines" / "qwen3_8b_h20.json"
@@ -466,12 +469,50 @@ def test_the_bank_is_of_the_questions_that_are_served():
     makefile = (SHIPPED.parent / "Makefile").read_text(encoding="utf-8")
     span = f"{rung.PROMPT_TOKENS}..{rung.LONGEST_PROMPT_TOKENS}"
     assert f"SERVED := {span}\n" in makefile
-    assert rung.TEXT.endswith(f"-{span}")
+    assert rung.TEXT.endswith(f"-{span}-ignore_eos")
     for law in load_profile(rung.BANK).acceptance[rung.DRAFTER].domains.values():
-        assert f"prompts of {span} tokens cut to the fewest" in law.provenance.source
-        # An answer of no more tokens than a draft has no position.
-        texts = int(law.provenance.note.partition(" positions of ")[2].partition(" ")[0])
-        assert rung.QUESTIONS - 2 <= texts <= rung.QUESTIONS
+        cut = f"prompts of {span} tokens cut to the fewest, answers going on past their end"
+        assert cut in law.provenance.source
+
+
+def test_a_bank_has_a_text_for_every_question_served(monkeypatch):
+    known = load_profile(rung.BANK).acceptance[rung.DRAFTER]
+    rung.check_questions(known)
+    monkeypatch.setattr(rung, "QUESTIONS", rung.QUESTIONS + 1)
+    said = r"smollm2_engine\.json: acceptance\.dspark\.domains\.\w+: holds 48 texts; 49 questions are served"
+    with pytest.raises(InputError, match=said):
+        rung.check_questions(known)
+
+
+@pytest.mark.parametrize("arrivals", ("{kind: poisson, rate_per_s: 2}", "{kind: closed_loop, users: 4}"))
+def test_a_request_asks_the_question_whose_text_it_follows_when_simulated(monkeypatch, arrivals):
+    """Each question's prompt ends in its number. Of a closed loop either side may ask a few turns more."""
+    plan = rung.plan_of(quick=False, block=5)
+    work = rung.work_of(plan, STEPS, rung.Load(arrivals, 40.0), plan.policies, 3)
+    cell, ready = Cell(2, None, 1), prepare(work, None, 1)
+    followed, asked = {}, {}
+
+    class Followed(AcceptanceTables):
+        def first_row(self, domain, draw):
+            row = super().first_row(domain, draw)
+            followed[ready.traffic.domains[domain], draw] = self.texts[domain].tolist().index(row)
+            return row
+
+    class Asked(Prompts):
+        def take(self, domain, draw, tokens):
+            ids = super().take(domain, draw, tokens)
+            asked[domain, draw] = ids[-1]
+            return ids
+
+    monkeypatch.setattr("sim.acceptance.AcceptanceTables", Followed)
+    run_cell(work, cell, luck=7)
+    questions = Asked({domain: [(number,) for number in range(rung.QUESTIONS)] for domain in DOMAINS})
+    target, drafter = make_shape(SHAPES["toy"], device=torch.device("cpu"), dtype=torch.float32, draft_length=5)
+    plant = Plant(target, {"dspark": drafter}, {}, questions, Sampling())
+    serve_cell(plant, ready, cell, work, clock=WallClock(skips_idle=True))
+    both = followed.keys() & asked.keys()
+    assert len(both) > 0.8 * max(len(followed), len(asked)) > 40
+    assert {key: asked[key] for key in both} == {key: followed[key] for key in both}
 
 
 def test_a_profile_at_a_pace_takes_so_much_longer_in_every_part():

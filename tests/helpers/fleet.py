@@ -164,6 +164,7 @@ def engine(
         kv_blocks=kv_blocks,
         deadline_s=deadline_s,
         luck_key=Streams(seed).key("luck"),
+        text_key=Streams(seed).key("luck"),
     )
 
 
@@ -396,16 +397,13 @@ def _audit_prices(result: RunResult, toy: Engine, replicas: int) -> None:
     np.testing.assert_allclose(steps["draft_s"], draft_s, rtol=1e-12)
     expected = cost.overhead_s + draft_s + cost.per_request_s * n + cost.per_context_token_s * steps["context_tokens"]
     expected = expected + cost.prefill_beside_s * ((n > 0) & (prompts > 0))
-    if cost.prefill_as_verify:
-        expected = expected + cost.verify_s[batch + prompts]
+    expected = expected + cost.prefill_floor_s * ((n == 0) & (prompts > 0))
+    expected = expected + cost.verify_s[batch + (prompts if cost.prefill_as_verify else 0)]
+    if cost.prefill_rows_s.size:
+        expected = expected + _rows_s(cost, batch + prompts) - _rows_s(cost, batch)
     else:
-        alone = (n == 0) & (prompts > 0)
-        expected = expected + cost.verify_s[batch] + cost.prefill_floor_s * alone
-        if cost.prefill_rows_s.size:
-            expected = expected + _rows_s(cost, batch + prompts) - _rows_s(cost, batch)
-        else:
-            expected = expected + cost.prefill_token_s * prompts
-        expected = expected + cost.prefill_request_s * _begun(result, expected, cost.prefill_request_s)
+        expected = expected + cost.prefill_token_s * prompts
+    expected = expected + cost.prefill_request_s * _begun(result, expected, cost.prefill_request_s)
     np.testing.assert_allclose(steps["busy_s"], expected, rtol=1e-9)
     size = batch + prompts if cost.prefill_as_verify else batch
     outside = (size > cost.known_to) | ((size > 0) & (size < cost.known_from))

@@ -7,7 +7,7 @@ import pytest
 
 from sim.batching import Chunked, Disaggregated, Exclusive
 from sim.verify.fixed import Fixed
-from tests.helpers.fleet import always, at_once, engine, run, same_run, traffic
+from tests.helpers.fleet import always, at_once, engine, run, traffic
 
 STEP_S, TOKEN_S, FLOOR_S = 0.01, 1e-4, 0.002
 
@@ -52,10 +52,16 @@ def test_the_pool_pays_for_each_request_that_it_takes_in():
     assert result.steps["busy_s"] == pytest.approx(own_s + 0.5 * np.array([3, 0, 0, 0]))
 
 
-def test_prompts_that_count_as_batch_tokens_have_no_price_of_their_own():
-    cheap = engine(prompts_as_batch=True)
-    dear = dataclasses.replace(cheap, cost=dataclasses.replace(cheap.cost, prefill_request_s=9.0))
-    assert same_run(*(run(one, at_once(3, prompt=30, output=4)) for one in (cheap, dear)))
+def test_what_a_drafter_takes_in_is_paid_beside_prompts_that_count_as_batch_tokens():
+    """Four prompts of 30 tokens in two steps; in the second of them two requests decode already."""
+    target = engine(prefill=Chunked(chunk_tokens=60), prompts_as_batch=True)
+    drafter = {"prefill_floor_s": 0.5, "prefill_token_s": 0.25, "prefill_request_s": 16.0, "prefill_beside_s": 0.125}
+    both = dataclasses.replace(target, cost=dataclasses.replace(target.cost, **drafter))
+    alone, beside = (run(one, at_once(4, prompt=30, output=4)).steps for one in (target, both))
+    assert beside["prompt_tokens"].tolist() == [60, 60, 0, 0, 0]
+    assert beside["decoding"].tolist() == [0, 2, 4, 4, 2]
+    more = np.array([0.5 + 60 * 0.25 + 2 * 16, 0.125 + 60 * 0.25 + 2 * 16, 0, 0, 0])
+    np.testing.assert_allclose(beside["busy_s"] - alone["busy_s"], more, atol=1e-9)
 
 
 def test_the_size_of_a_chunk_changes_no_token():
