@@ -66,8 +66,8 @@ TRAIN := $(LAB).train --target smollm2 --documents 4 --learning-rate 3e-3 --opti
     --save-dtype bfloat16
 NEW := --draft-vocab 8192 --start target --steps $(LAB_STEPS)
 BLOCK := $(NEW) --feature-layers 8,21,28 --anchors 40
-# The questions that the rung `engine` serves: all of one length, 48 a domain (144 in all); answers of 160 tokens each,
-# past their own end, as the engine writes on where the traffic says so.
+# The questions that the rung `engine` serves: all of one length, 48 a domain (144 in all). Each is answered three times:
+# requests begin where answers do, and ask for up to 64 tokens, past an answer's own end too.
 SERVED := 84..96
 SPEED := $(LAB).evaluate --target smollm2 --prompts written-t1-held_out --per-domain 4 --max-new-tokens 96 --against-none
 SHIPPED := dspark mtp
@@ -78,8 +78,8 @@ bank_of = $(foreach name,$(1),--drafter $(name)=$(DRAFTERS)/$(name))
 lab-text: .venv/.lab-stamp
 	$(LAB).collect --target smollm2 --split held_out --tokens 16000 --group 96
 	$(LAB).collect --target smollm2 --split held_out --tokens 16000 --group 96 --temperature 0
-	$(LAB).collect --target smollm2 --split held_out --prompt-tokens $(SERVED) --ignore-eos --tokens 1 --group 144 \
-	    --max-new-tokens 160
+	$(LAB).collect --target smollm2 --split held_out --prompt-tokens $(SERVED) --per-domain 48 --answers 3 --ignore-eos \
+	    --tokens 31000 --group 144 --max-new-tokens 72
 	$(LAB).collect --target smollm2 --tokens $(LAB_TOKENS) --group 128
 
 lab: lab-text

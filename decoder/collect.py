@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import itertools
 import json
 import shutil
 import sys
@@ -56,6 +58,14 @@ def make_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="write --max-new-tokens of every answer, past its end",
     )
+    parser.add_argument("--per-domain", type=int, metavar="N", help="the first N prompts of each domain (default: all)")
+    parser.add_argument(
+        "--answers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="ask all prompts N times, in turn (default: 1)",
+    )
     parser.add_argument(
         "--layers", metavar="LIST", help="layers whose outputs are kept, from 0 (default: five, evenly, and the last)"
     )
@@ -84,16 +94,16 @@ def default_layers(num_layers: int) -> tuple[int, ...]:
 
 
 def _run(options: argparse.Namespace) -> int:
-    for key in ("tokens", "max_new_tokens", "group"):
-        if getattr(options, key) < 1:
-            raise InputError(
-                Fault(f"expected at least 1 (got {getattr(options, key)})", key=f"--{key.replace('_', '-')}")
-            )
+    for key in ("tokens", "max_new_tokens", "group", "per_domain", "answers"):
+        value = getattr(options, key)
+        if value is not None and value < 1:
+            raise InputError(Fault(f"expected at least 1 (got {value})", key=f"--{key.replace('_', '-')}"))
     part, parts = _part(options.part)
     if options.prompt_tokens is not None:
         _span(options.prompt_tokens)
-    if options.ignore_eos and options.text == "corpus":
-        raise InputError(Fault("is of answers that are written (got --text corpus)", key="--ignore-eos"))
+    for key, given in (("--ignore-eos", options.ignore_eos), ("--answers", options.answers > 1)):
+        if given and options.text == "corpus":
+            raise InputError(Fault("is of answers that are written (got --text corpus)", key=key))
     if options.temperature < 0:
         raise InputError(Fault(f"expected 0 or more (got {options.temperature})", key="--temperature"))
     import platform
@@ -145,6 +155,7 @@ def _run(options: argparse.Namespace) -> int:
         },
         prompt_tokens=options.prompt_tokens,
         ignore_eos=options.ignore_eos,
+        per_domain=options.per_domain,
     )
     per_token = bytes_per_token(len(layers), target.hidden_size)
     free = shutil.disk_usage(_existing(options.lab)).free
@@ -258,19 +269,23 @@ def _groups(options: argparse.Namespace, tokenizer: Any, longest: int) -> Iterat
 
     span = None if options.prompt_tokens is None else _span(options.prompt_tokens)
 
-    def made(documents: Sequence[Document]) -> list[Prompt]:
+    def made(documents: Sequence[Document], again: int = 0) -> list[Prompt]:
         prompts = [make_prompt(document, tokenizer, options.text) for document in documents]
+        if again:
+            # Another name has other luck.
+            prompts = [dataclasses.replace(prompt, name=f"{prompt.name}#{again + 1}") for prompt in prompts]
         return prompts if span is None else of_length(prompts, *span)
 
     pools = [load_documents(domain, options.split) for domain in options.domains.split(",")]
     if span is not None:
         pools = [[document for document in pool if made([document])] for pool in pools]
+    pools = [pool[: options.per_domain] for pool in pools]
     queue: list[Document] = []
     for turn in range(max(map(len, pools))):
         queue += [pool[turn] for pool in pools if turn < len(pool)]
     # In whole groups, so that the shards of a longer run begin as those of a shorter one.
-    for start in range(0, len(queue), options.group):
-        group = made(queue[start : start + options.group])
+    for again, start in itertools.product(range(options.answers), range(0, len(queue), options.group)):
+        group = made(queue[start : start + options.group], again)
         yield [
             prompt
             for prompt in group

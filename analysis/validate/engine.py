@@ -61,7 +61,8 @@ BANK = SHIPPED / "measured" / "smollm2_engine.json"
 QUESTIONS, PROMPT_TOKENS, LONGEST_PROMPT_TOKENS = 48, 84, 96
 #: The text that it was recorded on: `decoder.collect` writes it, see the Makefile. Answers go on past their end, as the
 #: engine's do; half of those of chat end within 37 tokens. A bank of answers that end there, followed by other answers'
-#: beginnings, predicted 1.59 tokens a round of chat where 1.46 were seen (16 runs, 2026-12-06).
+#: beginnings, predicted 1.59 tokens a round of chat where 1.46 were seen (16 runs, 2026-12-06). Of each question there
+#: are three: of first 24 tokens the bank's mean has a standard deviation of 0.7 % then, of one answer each 1.2 %.
 TEXT = f"written-t1-held_out-{PROMPT_TOKENS}..{LONGEST_PROMPT_TOKENS}-ignore_eos"
 #: Where `make lab` leaves the drafter that it trains.
 TRAINED = Path("lab") / TARGET / "drafters" / DRAFTER
@@ -231,14 +232,15 @@ def checked_bank(home: Path) -> Drafter:
 
 
 def check_questions(known: Drafter) -> None:
-    """Raise `InputError` unless the bank holds a text of each question served, so that both sides speak of the same."""
+    """Raise `InputError` unless the bank holds as many texts of each question served: both sides speak of the same."""
     for domain, law in known.domains.items():
         if not isinstance(law, Bank):
             continue
         texts = len(np.unique(load_bank(law, BANK, known.trained_length).request))
-        if texts != QUESTIONS:
+        if texts % QUESTIONS:
             key = f"acceptance.{DRAFTER}.domains.{domain}"
-            raise InputError(Fault(f"holds {texts} texts; {QUESTIONS} questions are served", str(BANK), key=key))
+            said = f"holds {texts} texts; expected a multiple of the {QUESTIONS} questions served"
+            raise InputError(Fault(said, str(BANK), key=key))
 
 
 def make_measuring(out: Path, home: Path, plant: Plant) -> Measuring:

@@ -44,6 +44,7 @@ class Meta:
     ``layers``: target layers whose outputs are kept, from 0; the last of the model is the state after its final norm.
     ``text``: ``written`` by the target, or ``corpus``. ``prompt_tokens``: "N..M" where only prompts of so many tokens
     were taken, the last N of each; None: all, whole. ``ignore_eos``: answers go on past their end.
+    ``per_domain``: prompts of each domain at most; None: all.
     """
 
     target: str
@@ -59,6 +60,7 @@ class Meta:
     versions: dict[str, str]
     prompt_tokens: str | None = None
     ignore_eos: bool = False
+    per_domain: int | None = None
 
 
 _DEFAULTS = {item.name: item.default for item in fields(Meta) if item.default is not MISSING}

@@ -347,9 +347,29 @@ def test_answers_may_go_on_past_their_end(spoken, few, tmp_path):
     assert [meta.ignore_eos for meta in metas] == [False, True]
 
 
+def test_prompts_are_asked_again_when_all_were_asked_once(spoken, few, tmp_path):
+    folder = tmp_path / "toy" / "text" / "written-t1-train"
+    assert collect(spoken, tmp_path, "--tokens", "1000") == 0
+    once = [text for path in shard_paths(folder) for text in read_shard(path)]
+    assert collect(spoken, tmp_path, "--tokens", "1000", "--answers", "3") == 0
+    thrice = [text for path in shard_paths(folder) for text in read_shard(path)]
+    assert [text.name for text in thrice[: len(once)]] == [text.name for text in once]
+    asked = [text.token_ids[: text.prompt_tokens].tolist() for text in thrice]
+    assert asked == asked[: len(once)] * 3
+    assert collect(spoken, tmp_path / "two", "--tokens", "1000", "--answers", "3", "--per-domain", "2") == 0
+    two = tmp_path / "two" / "toy" / "text" / "written-t1-train"
+    found = [text.name for path in shard_paths(two) for text in read_shard(path)]
+    assert found == [f"{text.name}{again}" for again in ("", "#2", "#3") for text in once[:2]]
+    answers = [tuple(text.next_ids[text.prompt_tokens - 1 :].tolist()) for text in thrice]
+    assert len(set(answers)) == len(answers)
+
+
 @pytest.mark.parametrize(
     "more, message",
     [
+        (["--per-domain", "0"], "--per-domain: expected at least 1 (got 0)"),
+        (["--answers", "0"], "--answers: expected at least 1 (got 0)"),
+        (["--answers", "2", "--text", "corpus"], "--answers: is of answers that are written (got --text corpus)"),
         (["--ignore-eos", "--text", "corpus"], "--ignore-eos: is of answers that are written (got --text corpus)"),
         (["--prompt-tokens", "9"], "--prompt-tokens: expected N..M with N from 1 to M, as '84..96' (got '9')"),
         (["--prompt-tokens", "9..8"], "--prompt-tokens: expected N..M with N from 1 to M, as '84..96' (got '9..8')"),

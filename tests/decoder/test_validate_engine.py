@@ -469,33 +469,36 @@ def test_the_bank_is_of_the_questions_that_are_served():
     makefile = (SHIPPED.parent / "Makefile").read_text(encoding="utf-8")
     span = f"{rung.PROMPT_TOKENS}..{rung.LONGEST_PROMPT_TOKENS}"
     assert f"SERVED := {span}\n" in makefile
+    assert f"--prompt-tokens $(SERVED) --per-domain {rung.QUESTIONS} " in makefile
     assert rung.TEXT.endswith(f"-{span}-ignore_eos")
     for law in load_profile(rung.BANK).acceptance[rung.DRAFTER].domains.values():
         cut = f"prompts of {span} tokens cut to the fewest, answers going on past their end"
         assert cut in law.provenance.source
 
 
-def test_a_bank_has_a_text_for_every_question_served(monkeypatch):
+def test_a_bank_has_as_many_texts_of_every_question_served(monkeypatch):
     known = load_profile(rung.BANK).acceptance[rung.DRAFTER]
     rung.check_questions(known)
     monkeypatch.setattr(rung, "QUESTIONS", rung.QUESTIONS + 1)
-    said = r"smollm2_engine\.json: acceptance\.dspark\.domains\.\w+: holds 48 texts; 49 questions are served"
-    with pytest.raises(InputError, match=said):
+    said = r"domains\.\w+: holds 144 texts; expected a multiple of the 49 questions served"
+    with pytest.raises(InputError, match=r"smollm2_engine\.json: acceptance\.dspark\." + said):
         rung.check_questions(known)
 
 
-@pytest.mark.parametrize("arrivals", ("{kind: poisson, rate_per_s: 2}", "{kind: closed_loop, users: 4}"))
-def test_a_request_asks_the_question_whose_text_it_follows_when_simulated(monkeypatch, arrivals):
-    """Each question's prompt ends in its number. Of a closed loop either side may ask a few turns more."""
+@pytest.mark.parametrize(
+    "arrivals, horizon_s", (("{kind: poisson, rate_per_s: 2}", 40.0), ("{kind: closed_loop, users: 4}", 6.0))
+)
+def test_a_request_asks_the_question_whose_text_it_follows_when_simulated(monkeypatch, arrivals, horizon_s):
+    """Each question's prompt ends in its number. In a closed loop the faster side asks more."""
     plan = rung.plan_of(quick=False, block=5)
-    work = rung.work_of(plan, STEPS, rung.Load(arrivals, 40.0), plan.policies, 3)
+    work = rung.work_of(plan, STEPS, rung.Load(arrivals, horizon_s), plan.policies, 3)
     cell, ready = Cell(2, None, 1), prepare(work, None, 1)
     followed, asked = {}, {}
 
     class Followed(AcceptanceTables):
         def first_row(self, domain, draw):
             row = super().first_row(domain, draw)
-            followed[ready.traffic.domains[domain], draw] = self.texts[domain].tolist().index(row)
+            followed[ready.traffic.domains[domain], draw] = self.texts[domain].tolist().index(row) % rung.QUESTIONS
             return row
 
     class Asked(Prompts):
@@ -511,7 +514,7 @@ def test_a_request_asks_the_question_whose_text_it_follows_when_simulated(monkey
     plant = Plant(target, {"dspark": drafter}, {}, questions, Sampling())
     serve_cell(plant, ready, cell, work, clock=WallClock(skips_idle=True))
     both = followed.keys() & asked.keys()
-    assert len(both) > 0.8 * max(len(followed), len(asked)) > 40
+    assert len(both) > 20
     assert {key: asked[key] for key in both} == {key: followed[key] for key in both}
 
 
