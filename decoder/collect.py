@@ -101,6 +101,10 @@ def _run(options: argparse.Namespace) -> int:
     part, parts = _part(options.part)
     if options.prompt_tokens is not None:
         _span(options.prompt_tokens)
+    if options.answers > 1 and options.temperature == 0:
+        raise InputError(
+            Fault("at temperature 0 all answers to a question are one (got --temperature 0)", key="--answers")
+        )
     for key, given in (("--ignore-eos", options.ignore_eos), ("--answers", options.answers > 1)):
         if given and options.text == "corpus":
             raise InputError(Fault("is of answers that are written (got --text corpus)", key=key))

@@ -26,8 +26,8 @@ DESCRIPTION = """Measure what the engine's steps cost and write a profile for th
 A grid of steps is run: requests that decode x draft tokens verified of each x tokens cached of each, then prompts of
 several lengths alone and beside decoding. Medians of repeats are taken apart into a table over batch tokens, a price of
 a request and of a cached token (least squares, no term below 0), a draft time over requests, a table of what the rows
-of prompts add, and the time between steps. How well the parts add up to what was measured is printed and kept in the
-profile."""
+of prompts add and a price of prompts beside decoding, what the drafter takes to take them in, and the time between
+steps. How well the parts add up to what was measured is printed and kept in the profile."""
 EXAMPLE = """python -m decoder.measure --target smollm2 --drafter dspark --out profiles/measured/cpu_lab.json
   python -m decoder.measure --shape qwen3-8b --device cuda --dtype bfloat16 --requests 1,2,4,8,16,32,64,128,256 \\
       --contexts 512,2048,8192 --graph-sizes 1,2,4,8,16,32,64,128,256,512,1024,2048 \\

@@ -247,6 +247,7 @@ def _report(
         "prefill_beside_s": prefill.beside_s,
         "prefill_draft_floor_s": prefill.draft_floor_s,
         "prefill_draft_token_s": prefill.draft_token_s,
+        "prefill_draft_rms_s": prefill.draft_rms_s,
         "prefill_rows": [
             {"rows": size, "seconds": seconds} for size, seconds in zip(prefill.sizes, prefill.seconds, strict=True)
         ],
@@ -327,7 +328,11 @@ def _profile(
             prefill=LinearPrefill(
                 floor_s=report["prefill_draft_floor_s"],
                 per_token_s=max(report["prefill_draft_token_s"], 1e-12),
-                provenance=told("fitted", f"taking in prompts of {options.prompts} tokens; {repeats}"),
+                provenance=told(
+                    "fitted",
+                    f"taking in prompts of {options.prompts} tokens, least squares, "
+                    f"{1e3 * report['prefill_draft_rms_s']:.2g} ms rms off; {repeats}",
+                ),
             ),
         )
     disturbed = None
@@ -484,6 +489,11 @@ def table_of(report: dict[str, Any]) -> list[str]:
         f"parts against measured steps: {report['fit_rms']:.1%} rms, {report['fit_worst']:.1%} worst; "
         f"spread of repeats {report['spread']:.1%}",
     ]
+    if any(row["draft_s"] for row in report["points"]):
+        lines.append(
+            f"the drafter takes prompts in for {1e6 * report['prefill_draft_token_s']:.3f} us a token, alone from "
+            f"{1e3 * report['prefill_draft_floor_s']:.3f} ms, {1e3 * report['prefill_draft_rms_s']:.3f} ms rms off"
+        )
     if "roofline" in report:
         roof = report["roofline"]
         lines.append(

@@ -360,7 +360,8 @@ def fit(samples: dict[Point, Samples]) -> Fit:
 class PrefillFit:
     """What prompts add to a step: see `profiles.schema.RowsPrefill`. ``residuals``: as `Fit` has them.
 
-    ``draft_floor_s``, ``draft_token_s``: what they add to drafting, in a step of prompts alone and for each token.
+    ``draft_floor_s``, ``draft_token_s``: what they add to drafting, in a step of prompts alone and for each token;
+    ``draft_rms_s``: root mean square of what these two leave.
     """
 
     floor_s: float
@@ -369,6 +370,7 @@ class PrefillFit:
     seconds: tuple[float, ...]
     draft_floor_s: float
     draft_token_s: float
+    draft_rms_s: float
     residuals: dict[Point, float]
 
 
@@ -376,8 +378,9 @@ def fit_prefill(samples: dict[Point, Samples], base: Fit) -> PrefillFit:
     """Find what the rows of prompts cost in the pass that verifies, as a table at the prompt lengths measured.
 
     ``samples``: steps with prompts, alone and beside decoding; what decoding and drafting cost is ``base``'s to
-    say. Least squares of relative errors; the table may not fall, and no price be negative. What a prompt adds beside
-    decoding, whatever its rows, is told from its rows only where it was read beside several numbers of batch tokens.
+    say. Least squares, of relative errors in that pass and of seconds in what is added to drafting; the table may not
+    fall, and no price be negative. What a prompt adds beside decoding, whatever its rows, is told from its rows only
+    where it was read beside several numbers of batch tokens.
     """
     from scipy.optimize import nnls
 
@@ -411,7 +414,8 @@ def fit_prefill(samples: dict[Point, Samples], base: Fit) -> PrefillFit:
             for point in points
         ]
     )
-    draft_solved, _ = nnls(np.hstack([alone, prompts]), np.maximum(drafting, 0))
+    taken_in = np.hstack([alone, prompts])
+    draft_solved, _ = nnls(taken_in, drafting)
     return PrefillFit(
         floor_s=float(solved[0]),
         beside_s=float(solved[1]),
@@ -419,6 +423,7 @@ def fit_prefill(samples: dict[Point, Samples], base: Fit) -> PrefillFit:
         seconds=tuple(np.cumsum(solved[2:]).tolist()),
         draft_floor_s=float(draft_solved[0]),
         draft_token_s=float(draft_solved[1]),
+        draft_rms_s=float(np.sqrt(np.mean((taken_in @ draft_solved - drafting) ** 2))),
         residuals={point: float(found) for point, found in zip(points, fitted / seconds - 1, strict=True)},
     )
 

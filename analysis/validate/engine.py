@@ -32,7 +32,7 @@ import numpy as np
 from analysis.validate.engine_pace import PaceReader, at_pace, paces_of_runs
 from analysis.validate.engine_pairs import LUCKS, Pair, mean_metrics
 from analysis.validate.engine_report import make_report
-from analysis.validate.engine_steps import load_steps, priced, taken
+from analysis.validate.engine_steps import MAX_BATCH_TOKENS, load_steps, priced, taken
 from analysis.validate.rungs import Report, Settings
 from profiles.errors import Fault, InputError
 from profiles.files import SHIPPED, load_bank, load_profile, save_profile
@@ -179,7 +179,7 @@ fleet:
   max_context_tokens: 1024
   block_tokens: 16
   max_running: {plan.max_running}
-  max_batch_tokens: 256
+  max_batch_tokens: {MAX_BATCH_TOKENS}
   prefill: {{kind: chunked, chunk_tokens: 64}}
 policies: [{", ".join(policies)}]
 arrivals: {load.arrivals}

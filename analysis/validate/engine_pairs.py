@@ -77,6 +77,7 @@ class Pair:
                 "pace": pace,
                 "predicted": told,
                 "observed": seen,
+                **({"priced_s": self.priced[repeat], "taken_s": self.taken[repeat]} if self.priced else {}),
             }
             for repeat, (told, seen, pace) in enumerate(zip(self.predicted, self.observed, self.paces, strict=True))
         ]
@@ -113,8 +114,9 @@ def ratio(ours: Sequence[Metrics], theirs: Sequence[Metrics], name: str) -> Rati
 def noise(samples: Iterable[Sequence[float]]) -> float | None:
     """Return half the confidence interval of a mean of repeats, their spread being pooled over ``samples``.
 
-    None where nothing was repeated; infinite where a value is. Repeats are counted as the shortest sample's, so the
-    interval is at least as wide as any one's. Source: Student's t, with as many degrees of freedom as there are
+    None where nothing was repeated; infinite where a value is. A sample of zeros is of what does not vary (accepted
+    length without drafts) and says nothing of the spread of others. Repeats are counted as the shortest sample's, so
+    the interval is at least as wide as any one's. Source: Student's t, with as many degrees of freedom as there are
     repeats beyond the first of each sample.
     """
     from scipy.stats import t
@@ -124,6 +126,9 @@ def noise(samples: Iterable[Sequence[float]]) -> float | None:
         return None
     if not all(np.isfinite(array).all() for array in arrays):
         return math.inf
+    arrays = [array for array in arrays if array.any()]
+    if not arrays:
+        return 0.0
     freedom = sum(array.size - 1 for array in arrays)
     squares = sum(float(np.square(array - array.mean()).sum()) for array in arrays)
     repeats = min(array.size for array in arrays)

@@ -20,8 +20,8 @@ from sim.metrics import Metrics
 Floats = NDArray[np.float64]
 #: What is priced, by column of `priced` and `taken`: how it is called.
 PARTS = {"plain": "steps without prompts", "draft": "of these, drafting", "prompts": "steps with prompts"}
-#: Sizes up to which prices are looked up.
-_MAX_BATCH_TOKENS = 256
+#: Batch tokens that a step of the served engine may have.
+MAX_BATCH_TOKENS = 256
 
 
 def load_steps(records: Path) -> pd.DataFrame:
@@ -57,7 +57,7 @@ def prices(steps: pd.DataFrame, profile: Profile, drafter: str | None) -> tuple[
     A prompt's price holds what the ``drafter``, where the engine has one, takes for it.
     """
     assert profile.step_time is not None
-    cost: StepCost = step_cost(profile.step_time, _MAX_BATCH_TOKENS, drafter)
+    cost: StepCost = step_cost(profile.step_time, MAX_BATCH_TOKENS, drafter)
     columns = ("decoding", "batch_tokens", "context_tokens", "prompt_tokens")
     rows = [tuple(map(int, row)) for row in steps[list(columns)].itertuples(index=False)]
     target_s = np.array([cost.target_s(*row) for row in rows]) - cost.overhead_s

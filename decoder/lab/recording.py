@@ -267,10 +267,11 @@ def save_profile_of(
     meta = texts.meta
     wrote = f"wrote at temperature {meta.temperature:g}" if texts.written else "read (a person's answers)"
     taken = "" if meta.prompt_tokens is None else f", prompts of {meta.prompt_tokens} tokens cut to the fewest"
+    few = "" if meta.per_domain is None else f", the first {meta.per_domain} of each domain"
     ends = ", answers going on past their end" if meta.ignore_eos else ""
     source = (
-        f"text that {meta.target} (weights sha256 {meta.target_sha256[:16]}) {wrote}, split {meta.split}{taken}{ends}, "
-        f"tokens sha256 {texts.sha256[:16]}"
+        f"text that {meta.target} (weights sha256 {meta.target_sha256[:16]}) {wrote}, split {meta.split}{taken}{few}"
+        f"{ends}, tokens sha256 {texts.sha256[:16]}"
     )
     kept: dict[str, ProfileDrafter] = {}
     if path.exists():

@@ -306,7 +306,15 @@ def draft_like(profile_name: str, drafter: str, verify: Curve, upto: int) -> Dra
             for part in curve.segments
         )
         scaled = curve.model_copy(update={"segments": segments, "beyond": "extrapolate", "provenance": provenance})
-    return DraftCost(per=cost.per, curve=scaled)
+    prefill = cost.prefill and cost.prefill.model_copy(
+        update={
+            "floor_s": seconds(cost.prefill.floor_s * factor),
+            "per_token_s": seconds(cost.prefill.per_token_s * factor),
+            "per_request_s": each and seconds(each * factor) if (each := cost.prefill.per_request_s) else None,
+            "provenance": provenance,
+        }
+    )
+    return DraftCost(per=cost.per, curve=scaled, prefill=prefill)
 
 
 def drafter_of(

@@ -368,6 +368,7 @@ def test_prompts_are_asked_again_when_all_were_asked_once(spoken, few, tmp_path)
     "more, message",
     [
         (["--per-domain", "0"], "--per-domain: expected at least 1 (got 0)"),
+        (["--answers", "2", "--temperature", "0"], "--answers: at temperature 0 all answers to a question are one"),
         (["--answers", "0"], "--answers: expected at least 1 (got 0)"),
         (["--answers", "2", "--text", "corpus"], "--answers: is of answers that are written (got --text corpus)"),
         (["--ignore-eos", "--text", "corpus"], "--ignore-eos: is of answers that are written (got --text corpus)"),

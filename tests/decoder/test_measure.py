@@ -125,7 +125,9 @@ def test_the_engine_is_timed_and_left_as_it_was(kind):
         transformer(), drafter_of(kind), Fixed(k=4), prefill=Chunked(chunk_tokens=16), blocks=100, max_running=9
     )
     for point in (Point(3, 2, 17), Point(2, 0, 5, prompt=9), Point(0, 0, 0, prompt=16), Point(8, 4, 1)):
-        run_point(engine, point, 3)
+        samples = run_point(engine, point, 3)
+        # The drafter takes prompts in where nobody decodes, too.
+        assert min(samples.draft_s) > 0
         rows = engine.journal.steps[-3:]
         assert [row.batch_tokens for row in rows] == [point.batch_tokens] * 3
         assert [row.decoding for row in rows] == [point.requests] * 3
@@ -171,7 +173,7 @@ def test_a_profile_is_written_that_the_simulator_reads(tmp_path, capsys):
     report = json.loads((tmp_path / "r.json").read_text())
     # Prompts: alone, beside one request, beside two, and beside two that draft.
     assert len(report["points"]) == 2 * 3 * 2 + 2 * 4
-    assert profile.step_time.draft["dspark"].prefill.per_token_s > 0
+    assert "ms rms off" in profile.step_time.draft["dspark"].prefill.provenance.note
     assert all(point["target_s"] > 0 for point in report["points"])
     assert report["roofline"]["copy_bytes_per_s"] > 0
     assert "parts against measured steps" in capsys.readouterr().out

@@ -274,6 +274,9 @@ def test_noise_is_the_interval_of_a_mean():
     assert 0.03 < np.mean(strayed) < 0.07
     assert noise([[1.0], [2.0]]) is None
     assert noise([[1.0, 1.0], [3.0]]) == 0
+    assert noise([[0.0, 0.0, 0.0]]) == 0
+    varied = [[-1.0, 0.0, 1.0], [2.0, 0.0, -2.0]]
+    assert noise([[0.0, 0.0, 0.0], *varied]) == noise(varied)
 
 
 def test_an_error_is_of_means_and_noise_does_not_lift_it():
@@ -472,8 +475,8 @@ def test_the_bank_is_of_the_questions_that_are_served():
     assert f"--prompt-tokens $(SERVED) --per-domain {rung.QUESTIONS} " in makefile
     assert rung.TEXT.endswith(f"-{span}-ignore_eos")
     for law in load_profile(rung.BANK).acceptance[rung.DRAFTER].domains.values():
-        cut = f"prompts of {span} tokens cut to the fewest, answers going on past their end"
-        assert cut in law.provenance.source
+        of = f"prompts of {span} tokens cut to the fewest, the first {rung.QUESTIONS} of each domain, "
+        assert of + "answers going on past their end" in law.provenance.source
 
 
 def test_a_bank_has_as_many_texts_of_every_question_served(monkeypatch):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from profiles.errors import InputError, ProfileError
+from profiles.files import find_profile, load_profile, save_profile
 from profiles.fitting.acceptance import survival_of_counts, survival_of_lengths
 from profiles.fitting.closed_loop import fit_closed_loop, leave_out, running
 from profiles.fitting.least_squares import fit_costs, tell_apart
@@ -404,8 +405,27 @@ def test_anothers_draft_time_is_scaled_and_called_an_assumption() -> None:
     cost = draft_like("engines/qwen3_8b_h20", "dspark", verify, 64)
     assert cost.curve.provenance.origin == "assumed"
     assert "engines/qwen3_8b_h20's draft time is taken, times" in (cost.curve.provenance.reason or "")
+    assert cost.prefill is None
     with pytest.raises(InputError, match="engines/qwen3_8b_h20 has no draft time for 'mtp'"):
         draft_like("engines/qwen3_8b_h20", "mtp", verify, 64)
+
+
+def test_what_anothers_drafter_takes_for_prompts_is_scaled_as_its_drafting_is(tmp_path) -> None:
+    lender = load_profile(find_profile("engines/qwen3_8b_h20"))
+    draft = lender.step_time.draft["dspark"]
+    provenance = draft.curve.provenance
+    prompts = LinearPrefill(floor_s=2e-3, per_token_s=4e-6, per_request_s=8e-3, provenance=provenance)
+    own = {"dspark": draft.model_copy(update={"prefill": prompts})}
+    whole = lender.model_copy(update={"step_time": lender.step_time.model_copy(update={"draft": own})})
+    save_profile(whole, tmp_path / "lender.json")
+    verify = step_time_of(fit_closed_loop([point(n) for n in LOADS]), ORIGIN, request_share=None).verify
+    cost = draft_like(str(tmp_path / "lender.json"), "dspark", verify, 64)
+    assert isinstance(draft.curve, LawCurve)
+    factor = cost.curve.per_unit_s / draft.curve.per_unit_s
+    assert factor != pytest.approx(1, abs=0.01)
+    scaled = (cost.prefill.floor_s, cost.prefill.per_token_s, cost.prefill.per_request_s)
+    assert scaled == pytest.approx((2e-3 * factor, 4e-6 * factor, 8e-3 * factor), rel=1e-3)
+    assert cost.prefill.provenance.origin == "assumed"
 
 
 def test_a_drafter_borrows_spread_and_says_so() -> None:
